@@ -1,0 +1,111 @@
+//! What the datapath counts: one per-CPU row of `COUNTERS` per meaning.
+
+macro_rules! counters {
+    ($( $(#[$meta:meta])* $variant:ident = $index:literal, $hook:literal, $verdict:literal, $reason:literal; )*) => {
+        /// Index into `COUNTERS`. Numbers are part of the ABI and are not re-used once retired.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum Counter { $( $(#[$meta])* $variant = $index, )* }
+
+        impl Counter {
+            /// All counters in index order.
+            pub const ALL: &[Self] = &[ $( Self::$variant, )* ];
+
+            /// Where it is counted: `tc` or `socket`.
+            pub const fn hook(self) -> &'static str {
+                match self { $( Self::$variant => $hook, )* }
+            }
+
+            /// What became of the packet: `translate`, `reply`, `pass`, `refuse` or `drop`.
+            pub const fn verdict(self) -> &'static str {
+                match self { $( Self::$variant => $verdict, )* }
+            }
+
+            /// Why, as a metric label.
+            pub const fn reason(self) -> &'static str {
+                match self { $( Self::$variant => $reason, )* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packet of a known flow, client to backend.
+    Forward = 0, "tc", "translate", "known-flow";
+    /// First packet of a flow: a backend was chosen.
+    NewFlow = 1, "tc", "translate", "new-flow";
+    /// Packet of a known flow, backend to client.
+    Reply = 2, "tc", "reply", "known-flow";
+    /// Ours by address, but a local socket owns the tuple: reply of the host's own connection.
+    PassLocalSocket = 3, "tc", "pass", "local-socket";
+    /// Our address, but no front end there: ordinary host traffic or a foreign port.
+    PassNoService = 4, "tc", "pass", "no-service";
+    /// A fragment: translated only once reassembled.
+    PassFragment = 5, "tc", "pass", "fragment";
+    /// A protocol that is not translated.
+    PassProtocol = 6, "tc", "pass", "protocol";
+    /// A header that could not be read.
+    PassMalformed = 7, "tc", "pass", "malformed";
+    /// Already translated on a device below this one.
+    PassTranslated = 8, "tc", "pass", "translated";
+    /// Addressed to another host on the link.
+    PassOtherHost = 9, "tc", "pass", "other-host";
+    /// Refused: the service has no endpoint.
+    RefuseNoEndpoint = 16, "tc", "refuse", "no-endpoint";
+    /// Refused: the ClusterIP does not offer this port.
+    RefuseNoPort = 17, "tc", "refuse", "no-port";
+    /// Refused: TCP segment of no known flow.
+    RefuseNoFlow = 18, "tc", "refuse", "no-flow";
+    /// Sent back an ICMP error because the packet does not fit the way to the backend.
+    RefuseTooBig = 19, "tc", "refuse", "too-big";
+    /// Dropped: the flow table is full.
+    DropTableFull = 32, "tc", "drop", "table-full";
+    /// Dropped: no free port for source NAT.
+    DropNoPort = 33, "tc", "drop", "no-snat-port";
+    /// Dropped: no address for source NAT on the egress device.
+    DropNoAddress = 34, "tc", "drop", "no-snat-address";
+    /// Dropped: no route to the backend or the client.
+    DropNoRoute = 35, "tc", "drop", "no-route";
+    /// Dropped: time to live exceeded.
+    DropTtl = 36, "tc", "drop", "ttl";
+    /// Dropped: the packet could not be rewritten.
+    DropRewrite = 37, "tc", "drop", "rewrite";
+    /// Dropped: a refusal must not be answered (RST, error, broadcast source).
+    DropSilent = 38, "tc", "drop", "silent";
+    /// Dropped: the backend changed under our hands twice in a row.
+    DropStale = 39, "tc", "drop", "stale-backend";
+    /// A socket of the host was connected to a backend.
+    SocketConnect = 48, "socket", "translate", "connect";
+    /// A datagram of the host was sent to a backend.
+    SocketSend = 49, "socket", "translate", "sendmsg";
+    /// The source of a received datagram was put back.
+    SocketReceive = 50, "socket", "reply", "recvmsg";
+    /// A host socket was refused: the service has no endpoint.
+    SocketNoEndpoint = 51, "socket", "refuse", "no-endpoint";
+    /// A host socket was refused: the ClusterIP does not offer this port.
+    SocketNoPort = 52, "socket", "refuse", "no-port";
+    /// A row of `SOCKETS` could not be written.
+    SocketTableFull = 53, "socket", "refuse", "table-full";
+}
+
+/// Rows of `COUNTERS`; room for those to come.
+pub const COUNTERS: usize = 128;
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn indices_and_labels_are_unique_and_in_range() {
+        let mut labels = HashSet::new();
+        for pair in Counter::ALL.windows(2) {
+            assert!((pair[0] as u32) < pair[1] as u32);
+        }
+        for &c in Counter::ALL {
+            assert!((c as usize) < COUNTERS);
+            assert!(labels.insert((c.hook(), c.verdict(), c.reason())), "{c:?} shares its labels");
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! Kernel programs.
+#![no_std]

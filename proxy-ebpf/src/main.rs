@@ -1,0 +1,6 @@
+//! Entry points.
+#![no_std]
+#![no_main]
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! { loop {} }

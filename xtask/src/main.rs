@@ -1,0 +1,2 @@
+//! Builds, tests and demonstrates Weir.
+fn main() {}
