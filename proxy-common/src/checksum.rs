@@ -20,16 +20,19 @@ pub const fn update(check: u16, old: u32, new: u32) -> u16 {
     !fold(sum)
 }
 
-/// Sum of the words of an even-length octet array in memory order.
+/// Sum of the 16-bit words of an octet array in memory order, folded; the length must be a
+/// multiple of four. Adding 32-bit words and folding later gives the same sum (RFC 1071 §2(C)).
 #[inline(always)]
 pub fn sum_words(bytes: &[u8]) -> u32 {
-    let mut sum = 0u32;
+    let mut sum = 0u64;
     let mut i = 0;
-    while i + 1 < bytes.len() {
-        sum += u16::from_ne_bytes([bytes[i], bytes[i + 1]]) as u32;
-        i += 2;
+    while i + 3 < bytes.len() {
+        sum += u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]) as u64;
+        i += 4;
     }
-    sum
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
+    fold(sum as u32) as u32
 }
 
 #[cfg(test)]

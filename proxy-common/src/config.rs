@@ -29,6 +29,17 @@ row! {
     }
 }
 
+row! {
+    /// Row 0 of `CLOCK`: both clocks at one moment. Two readings give the kernel's HZ, one gives
+    /// the tick of now.
+    pub struct ClockRow {
+        /// `jiffies64`.
+        pub jiffies: u64,
+        /// Monotonic nanoseconds.
+        pub ktime_ns: u64,
+    }
+}
+
 /// NodePorts answer on 127.0.0.0/8 and ::1 for processes of this node.
 pub const CONFIG_LOCALHOST_NODE_PORTS: u32 = 1 << 0;
 

@@ -29,6 +29,8 @@ pub trait Addr: Copy + Eq + core::fmt::Debug + 'static {
     const LEN: usize;
     /// The octets.
     fn octets(&self) -> &[u8];
+    /// One's complement sum of the 16-bit words in memory order, see [`checksum`].
+    fn sum(&self) -> u32;
 }
 
 impl Addr for [u8; 4] {
@@ -38,6 +40,11 @@ impl Addr for [u8; 4] {
     fn octets(&self) -> &[u8] {
         self
     }
+    #[inline(always)]
+    fn sum(&self) -> u32 {
+        let word = u32::from_ne_bytes(*self);
+        (word & 0xffff) + (word >> 16)
+    }
 }
 
 impl Addr for [u8; 16] {
@@ -46,6 +53,10 @@ impl Addr for [u8; 16] {
     #[inline(always)]
     fn octets(&self) -> &[u8] {
         self
+    }
+    #[inline(always)]
+    fn sum(&self) -> u32 {
+        checksum::sum_words(self)
     }
 }
 

@@ -1,2 +1,39 @@
-//! Kernel programs.
+//! Weir's packet path.
+//!
+//! Everything that touches packet bytes or decides is generic over [`packet::Packet`] and
+//! [`family::Family`]: one code for IPv4 and IPv6, and the same parse and NAT code runs under
+//! `cargo test` on a byte buffer. Walk of a packet at TC ingress ([`tc`]):
+//!
+//! ```text
+//! destination in ADDRESSES? ── no ──────────────────────────────► next program, untouched
+//!        │ yes
+//! parse ── fragment, other protocol ────────────────────────────► next, counted
+//!        │
+//! FLOWS, then EMBRYOS ── known and valid ──► refresh ► rewrite ─► next, or redirect (full NAT)
+//!        │ unknown
+//! SERVICES ── none ── ClusterIP? ── yes ────────────────────────► refuse
+//!        │                └─ no ────────────────────────────────► next
+//! own socket of the host? ── yes ───────────────────────────────► next
+//!        │ no
+//! pool by origin ── empty ──────────────────────────────────────► refuse
+//!        │
+//! backend ► create both halves ► rewrite ───────────────────────► next, or redirect (full NAT)
+//! ```
+//!
+//! At TC egress only replies of flows that were translated here and routed by the kernel are
+//! looked up, and get the service address back.
 #![no_std]
+
+pub mod conntrack;
+pub mod counters;
+pub mod family;
+pub mod lb;
+pub mod maps;
+pub mod nat;
+pub mod packet;
+pub mod parse;
+pub mod refuse;
+pub mod route;
+pub mod sock;
+pub mod stack;
+pub mod tc;

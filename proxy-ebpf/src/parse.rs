@@ -1,0 +1,233 @@
+//! Frame → tuple. Octets become host-order integers here and nowhere else.
+
+use proxy_common::{IPPROTO_TCP, IPPROTO_UDP, flow::FlowKey};
+
+use crate::packet::{Packet, wire};
+
+/// EtherType of IPv4, as `__sk_buff.protocol` shows it.
+pub const ETH_P_IP_BE: u32 = 0x0800u16.to_be() as u32;
+/// EtherType of IPv6, as `__sk_buff.protocol` shows it.
+pub const ETH_P_IPV6_BE: u32 = 0x86ddu16.to_be() as u32;
+/// Length of an Ethernet header.
+pub const ETH_HLEN: usize = 14;
+
+wire! {
+    /// Ethernet header (IEEE 802.3).
+    pub struct Ethernet {
+        /// Destination MAC address.
+        pub dst: [u8; 6],
+        /// Source MAC address.
+        pub src: [u8; 6],
+        /// EtherType.
+        pub ether_type: [u8; 2],
+    }
+
+    /// IPv4 header without options (RFC 791 §3.1).
+    pub struct Ipv4 {
+        /// Version 4 and header length in 32-bit words.
+        pub version_ihl: u8,
+        /// DSCP and ECN.
+        pub tos: u8,
+        /// Length of header and payload.
+        pub total_len: [u8; 2],
+        /// Identification.
+        pub id: [u8; 2],
+        /// Flags and fragment offset.
+        pub frag: [u8; 2],
+        /// Time to live.
+        pub ttl: u8,
+        /// IANA protocol number.
+        pub proto: u8,
+        /// Header checksum.
+        pub check: [u8; 2],
+        /// Source address.
+        pub src: [u8; 4],
+        /// Destination address.
+        pub dst: [u8; 4],
+    }
+
+    /// IPv6 header (RFC 8200 §3).
+    pub struct Ipv6 {
+        /// Version 6, traffic class and flow label.
+        pub version_class_flow: [u8; 4],
+        /// Length of what follows this header.
+        pub payload_len: [u8; 2],
+        /// Protocol of what follows.
+        pub next_header: u8,
+        /// Hop limit.
+        pub hop_limit: u8,
+        /// Source address.
+        pub src: [u8; 16],
+        /// Destination address.
+        pub dst: [u8; 16],
+    }
+
+    /// The port fields that TCP and UDP share.
+    pub struct Ports {
+        /// Source port.
+        pub src: [u8; 2],
+        /// Destination port.
+        pub dst: [u8; 2],
+    }
+
+    /// TCP header without options (RFC 9293 §3.1).
+    pub struct Tcp {
+        /// Source port.
+        pub src: [u8; 2],
+        /// Destination port.
+        pub dst: [u8; 2],
+        /// Sequence number.
+        pub seq: [u8; 4],
+        /// Acknowledgement number.
+        pub ack: [u8; 4],
+        /// Header length in 32-bit words (upper four bits).
+        pub data_offset: u8,
+        /// Control bits.
+        pub flags: u8,
+        /// Window.
+        pub window: [u8; 2],
+        /// Checksum.
+        pub check: [u8; 2],
+        /// Urgent pointer.
+        pub urgent: [u8; 2],
+    }
+
+    /// UDP header (RFC 768).
+    pub struct Udp {
+        /// Source port.
+        pub src: [u8; 2],
+        /// Destination port.
+        pub dst: [u8; 2],
+        /// Length of header and payload.
+        pub len: [u8; 2],
+        /// Checksum; zero: none.
+        pub check: [u8; 2],
+    }
+}
+
+/// TCP control bit FIN.
+pub const TCP_FIN: u8 = 0x01;
+/// TCP control bit SYN.
+pub const TCP_SYN: u8 = 0x02;
+/// TCP control bit RST.
+pub const TCP_RST: u8 = 0x04;
+/// TCP control bit ACK.
+pub const TCP_ACK: u8 = 0x10;
+
+/// Offset of the checksum in a TCP header.
+pub const TCP_CHECK: usize = 16;
+/// Offset of the checksum in a UDP header.
+pub const UDP_CHECK: usize = 6;
+
+/// Fragment offset and the more-fragments bit of [`Ipv4::frag`].
+const FRAGMENT_BITS: u16 = 0x3fff;
+/// Next-header value of the fragment header (RFC 8200 §4.5).
+const IPV6_FRAGMENT: u8 = 44;
+
+/// Where the headers of a packet lie. Its tuple goes to a [`FlowKey`].
+#[derive(Clone, Copy)]
+pub struct Parsed {
+    /// Where the network header starts.
+    pub l3: usize,
+    /// Where the transport header starts.
+    pub l4: usize,
+    /// Control bits of a TCP segment; zero for UDP.
+    pub tcp_flags: u8,
+    /// TCP or UDP.
+    pub proto: u8,
+}
+
+impl Parsed {
+    /// A segment that opens a connection: SYN without ACK (RFC 9293 §3.5). Any UDP datagram may.
+    #[inline(always)]
+    pub fn opens(&self) -> bool {
+        self.proto == IPPROTO_UDP || self.tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST) == TCP_SYN
+    }
+
+    /// Offset of the transport checksum.
+    #[inline(always)]
+    pub fn l4_check(&self) -> usize {
+        self.l4 + if self.proto == IPPROTO_TCP { TCP_CHECK } else { UDP_CHECK }
+    }
+}
+
+/// Why a packet has no ports to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unparsed {
+    /// Headers end before they should, or contradict themselves.
+    Malformed,
+    /// A fragment: only the first carries ports, and not reliably.
+    Fragment,
+    /// Neither TCP nor UDP.
+    Protocol,
+}
+
+/// Reads the IPv4 header at `l3`, options included, and the ports behind it. Fills the tuple of
+/// `key`, which is in working memory: a copy of an address on the stack would cost alignment
+/// that packet memory does not have.
+#[inline(always)]
+pub fn parse_ipv4<P: Packet>(
+    pkt: &P,
+    l3: usize,
+    key: &mut FlowKey<[u8; 4]>,
+) -> Result<Parsed, Unparsed> {
+    let ip = pkt.view::<Ipv4>(l3).ok_or(Unparsed::Malformed)?;
+    let ihl = (ip.version_ihl & 0x0f) as usize * 4;
+    if ip.version_ihl >> 4 != 4 || ihl < size_of::<Ipv4>() {
+        return Err(Unparsed::Malformed);
+    }
+    if u16::from_be_bytes(ip.frag) & FRAGMENT_BITS != 0 {
+        return Err(Unparsed::Fragment);
+    }
+    key.src = ip.src;
+    key.dst = ip.dst;
+    parse_transport(pkt, ip.proto, l3, l3 + ihl, key)
+}
+
+/// Reads the IPv6 header at `l3` and the ports behind it. A packet with extension headers is
+/// reported as [`Unparsed::Protocol`], or [`Unparsed::Fragment`] for a fragment header.
+#[inline(always)]
+pub fn parse_ipv6<P: Packet>(
+    pkt: &P,
+    l3: usize,
+    key: &mut FlowKey<[u8; 16]>,
+) -> Result<Parsed, Unparsed> {
+    let ip = pkt.view::<Ipv6>(l3).ok_or(Unparsed::Malformed)?;
+    if ip.version_class_flow[0] >> 4 != 6 {
+        return Err(Unparsed::Malformed);
+    }
+    if ip.next_header == IPV6_FRAGMENT {
+        return Err(Unparsed::Fragment);
+    }
+    key.src = ip.src;
+    key.dst = ip.dst;
+    parse_transport(pkt, ip.next_header, l3, l3 + size_of::<Ipv6>(), key)
+}
+
+#[inline(always)]
+fn parse_transport<P: Packet, A>(
+    pkt: &P,
+    proto: u8,
+    l3: usize,
+    l4: usize,
+    key: &mut FlowKey<A>,
+) -> Result<Parsed, Unparsed> {
+    let tcp_flags = match proto {
+        IPPROTO_TCP => {
+            let tcp = pkt.view::<Tcp>(l4).ok_or(Unparsed::Malformed)?;
+            key.sport = u16::from_be_bytes(tcp.src);
+            key.dport = u16::from_be_bytes(tcp.dst);
+            tcp.flags
+        }
+        IPPROTO_UDP => {
+            let udp = pkt.view::<Udp>(l4).ok_or(Unparsed::Malformed)?;
+            key.sport = u16::from_be_bytes(udp.src);
+            key.dport = u16::from_be_bytes(udp.dst);
+            0
+        }
+        _ => return Err(Unparsed::Protocol),
+    };
+    key.proto = proto;
+    key.reserved = 0;
+    Ok(Parsed { l3, l4, tcp_flags, proto })
+}

@@ -1,0 +1,402 @@
+//! Connect-time translation for processes in the host's network namespace: the socket is
+//! connected to the backend itself, no packet is ever rewritten, and the socket goes on seeing
+//! the service address.
+//!
+//! An IPv4-mapped address of an IPv6 socket is an IPv4 address everywhere here.
+
+use aya_ebpf::{
+    bindings::{BPF_ANY, bpf_sock_addr},
+    helpers,
+};
+use proxy_common::{
+    Addr, IPPROTO_TCP, IPPROTO_UDP,
+    config::CONFIG_LOCALHOST_NODE_PORTS,
+    counter::Counter,
+    service::{ADDRESS_CLUSTER_IP, ADDRESS_NODE, ADDRESS_RETIRED, BackendRow, ServiceKey},
+    socket::{SOCKET_FORWARD, SOCKET_REVERSE, SocketKey, SocketRow},
+};
+
+use crate::{
+    counters::count,
+    family::{Family, V4, V6, words},
+    lb::{self, Choice},
+    maps::CONFIG,
+    stack::Aligned,
+};
+
+/// The system call goes on.
+const ALLOW: i32 = 1;
+/// The system call fails with what `bpf_set_retval` was given.
+const DENY: i32 = 0;
+/// errno of a connection to a port where nobody listens.
+const ECONNREFUSED: i32 = 111;
+
+/// `::ffff:0:0/96` (RFC 4291 §2.5.5.2), second to last word in memory order.
+const MAPPED: u32 = 0x0000_ffffu32.to_be();
+
+/// The context of a socket-address program.
+pub struct SockAddr {
+    ctx: *mut bpf_sock_addr,
+}
+
+impl SockAddr {
+    /// Wraps the context of this run.
+    ///
+    /// # Safety
+    /// `ctx` must be the pointer the kernel gave the program.
+    #[inline(always)]
+    pub unsafe fn new(ctx: *mut bpf_sock_addr) -> Self {
+        Self { ctx }
+    }
+
+    #[inline(always)]
+    fn protocol(&self) -> u8 {
+        // SAFETY: `ctx` is valid for the run (here and in the methods below).
+        unsafe { (*self.ctx).protocol as u8 }
+    }
+
+    #[inline(always)]
+    fn port(&self) -> u16 {
+        // SAFETY: see `protocol`. The low half holds the port in network order.
+        u16::from_be(unsafe { (*self.ctx).user_port } as u16)
+    }
+
+    #[inline(always)]
+    fn set_port(&mut self, port: u16) {
+        // SAFETY: see `protocol`.
+        unsafe { (*self.ctx).user_port = u32::from(port.to_be()) };
+    }
+
+    #[inline(always)]
+    fn cookie(&self) -> u64 {
+        // SAFETY: a helper call with the live context.
+        unsafe { helpers::bpf_get_socket_cookie(self.ctx.cast()) }
+    }
+
+    #[inline(always)]
+    fn netns(&self) -> u64 {
+        // SAFETY: a helper call with the live context.
+        unsafe { helpers::bpf_get_netns_cookie(self.ctx.cast()) }
+    }
+}
+
+/// How a hook's address fields hold addresses of family `F`.
+trait Slot<F: Family> {
+    fn write(ctx: &mut SockAddr, addr: &F::Addr);
+}
+
+/// `user_ip4`.
+enum Ip4 {}
+/// `user_ip6`.
+enum Ip6 {}
+/// `user_ip6`, IPv4-mapped.
+enum Mapped {}
+
+impl Slot<V4> for Ip4 {
+    #[inline(always)]
+    fn write(ctx: &mut SockAddr, addr: &[u8; 4]) {
+        // SAFETY: see `SockAddr::protocol`.
+        unsafe { (*ctx.ctx).user_ip4 = u32::from_ne_bytes(*addr) };
+    }
+}
+
+impl Slot<V6> for Ip6 {
+    #[inline(always)]
+    fn write(ctx: &mut SockAddr, addr: &[u8; 16]) {
+        write_words(ctx, words(addr));
+    }
+}
+
+impl Slot<V4> for Mapped {
+    #[inline(always)]
+    fn write(ctx: &mut SockAddr, addr: &[u8; 4]) {
+        write_words(ctx, [0, 0, MAPPED, u32::from_ne_bytes(*addr)]);
+    }
+}
+
+#[inline(always)]
+fn write_words(ctx: &mut SockAddr, w: [u32; 4]) {
+    // SAFETY: see `SockAddr::protocol`. Volatile, because the kernel translates each access to
+    // this structure and refuses accesses that the compiler has merged into wider ones.
+    unsafe {
+        let field = &raw mut (*ctx.ctx).user_ip6;
+        let field = field.cast::<u32>();
+        field.write_volatile(w[0]);
+        field.add(1).write_volatile(w[1]);
+        field.add(2).write_volatile(w[2]);
+        field.add(3).write_volatile(w[3]);
+    }
+}
+
+#[inline(always)]
+fn read_words(ctx: &SockAddr) -> [u32; 4] {
+    // SAFETY: as in `write_words`.
+    unsafe {
+        let field = (&raw const (*ctx.ctx).user_ip6).cast::<u32>();
+        [
+            field.read_volatile(),
+            field.add(1).read_volatile(),
+            field.add(2).read_volatile(),
+            field.add(3).read_volatile(),
+        ]
+    }
+}
+
+#[inline(always)]
+fn octets(w: [u32; 4]) -> [u8; 16] {
+    let (a, b, c, d) =
+        (w[0].to_ne_bytes(), w[1].to_ne_bytes(), w[2].to_ne_bytes(), w[3].to_ne_bytes());
+    [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3], c[0], c[1], c[2], c[3], d[0], d[1], d[2], d[3]]
+}
+
+/// A family as a hook type: reads its address field and hands on to the family of the address.
+pub trait Hook {
+    /// Runs `act` on the address the process gave.
+    fn dispatch<A: Act>(ctx: &mut SockAddr) -> i32;
+}
+
+/// What a hook does with an address, in either family.
+pub trait Act {
+    /// Acts on `addr`; `write` puts another in its place.
+    fn act<F: Family>(
+        ctx: &mut SockAddr,
+        addr: &F::Addr,
+        write: impl Fn(&mut SockAddr, &F::Addr),
+    ) -> i32;
+}
+
+impl Hook for V4 {
+    #[inline(always)]
+    fn dispatch<A: Act>(ctx: &mut SockAddr) -> i32 {
+        // SAFETY: see `SockAddr::protocol`.
+        let addr = unsafe { (*ctx.ctx).user_ip4 }.to_ne_bytes();
+        A::act::<V4>(ctx, &addr, Ip4::write)
+    }
+}
+
+impl Hook for V6 {
+    #[inline(always)]
+    fn dispatch<A: Act>(ctx: &mut SockAddr) -> i32 {
+        let w = read_words(ctx);
+        if w[0] | w[1] == 0 && w[2] == MAPPED {
+            A::act::<V4>(ctx, &w[3].to_ne_bytes(), Mapped::write)
+        } else {
+            A::act::<V6>(ctx, &Aligned(octets(w)).0, Ip6::write)
+        }
+    }
+}
+
+/// connect(2).
+#[inline(always)]
+pub fn connect<H: Hook>(ctx: &mut SockAddr) -> i32 {
+    H::dispatch::<Connect>(ctx)
+}
+
+/// sendmsg(2) and sendto(2) with an address.
+#[inline(always)]
+pub fn sendmsg<H: Hook>(ctx: &mut SockAddr) -> i32 {
+    H::dispatch::<Send>(ctx)
+}
+
+/// recvmsg(2) and getpeername(2): a backend's address becomes the service address the socket
+/// asked for.
+#[inline(always)]
+pub fn show_service<H: Hook>(ctx: &mut SockAddr) -> i32 {
+    H::dispatch::<Show>(ctx)
+}
+
+struct Connect;
+struct Send;
+struct Show;
+
+/// Flags of an address as a process of this host sees it: loopback counts as a node address if
+/// NodePorts answer there.
+#[inline(always)]
+fn address_flags<F: Family>(addr: &F::Addr) -> u32 {
+    if F::loopback(addr) {
+        let on =
+            CONFIG.get(0).is_some_and(|config| config.flags & CONFIG_LOCALHOST_NODE_PORTS != 0);
+        return if on { ADDRESS_NODE } else { 0 };
+    }
+    lb::lookup_address::<F>(addr).unwrap_or(0)
+}
+
+/// Chooses a backend for a destination. `Ok(None)`: it is none of ours.
+#[inline(always)]
+fn decide<F: Family>(
+    addr: &F::Addr,
+    port: u16,
+    proto: u8,
+    backend: &mut BackendRow<F::Addr>,
+) -> Result<Option<Choice>, Counter> {
+    let flags = address_flags::<F>(addr);
+    if flags == 0 {
+        return Ok(None);
+    }
+    let mut front = Aligned(ServiceKey { addr: *addr, port, proto, reserved: 0 });
+    let Some(service) = lb::lookup_service::<F>(&mut front.0, flags) else {
+        if flags & ADDRESS_CLUSTER_IP != 0 && flags & ADDRESS_RETIRED == 0 {
+            return Err(Counter::SocketNoPort);
+        }
+        return Ok(None);
+    };
+    match lb::select::<F>(service, &front.0, true, backend) {
+        Ok(choice) => Ok(Some(choice)),
+        Err(_) => Err(Counter::SocketNoEndpoint),
+    }
+}
+
+#[inline(always)]
+fn refuse(counter: Counter) -> i32 {
+    count(counter as u32);
+    // SAFETY: a helper call without pointers.
+    unsafe { helpers::bpf_set_retval(-ECONNREFUSED) };
+    DENY
+}
+
+/// Only the host's own processes: pods take the packet path.
+#[inline(always)]
+fn ours(ctx: &SockAddr) -> bool {
+    let proto = ctx.protocol();
+    (proto == IPPROTO_TCP || proto == IPPROTO_UDP)
+        && CONFIG.get(0).is_some_and(|config| config.host_netns == ctx.netns())
+}
+
+#[inline(always)]
+fn key<A: Copy>(ctx: &SockAddr, addr: &A, port: u16, side: u8) -> Aligned<SocketKey<A>> {
+    let cookie = ctx.cookie();
+    Aligned(SocketKey {
+        cookie_high: (cookie >> 32) as u32,
+        cookie_low: cookie as u32,
+        addr: *addr,
+        port,
+        proto: ctx.protocol(),
+        side,
+    })
+}
+
+/// Remembers one direction of what this socket asked for and got.
+#[inline(always)]
+fn remember<F: Family>(
+    key: &SocketKey<F::Addr>,
+    addr: &F::Addr,
+    port: u16,
+    backend: &BackendRow<F::Addr>,
+    choice: Choice,
+) -> Result<(), Counter> {
+    let row = Aligned(SocketRow {
+        addr: *addr,
+        port,
+        reserved: 0,
+        backend: choice.id,
+        generation: backend.generation,
+        service: choice.service,
+    });
+    F::sockets().insert(key, &row.0, u64::from(BPF_ANY)).map_err(|_| Counter::SocketTableFull)
+}
+
+/// Chooses a backend for the socket and puts it in place of the address the process gave.
+/// `sticky`: later datagrams of the socket to this address keep the backend.
+#[inline(always)]
+fn translate<F: Family>(
+    ctx: &mut SockAddr,
+    addr: &F::Addr,
+    write: impl Fn(&mut SockAddr, &F::Addr),
+    sticky: bool,
+) -> Result<bool, Counter> {
+    let port = ctx.port();
+    let mut backend = Aligned(BackendRow {
+        addr: F::Addr::UNSPECIFIED,
+        port: 0,
+        state: 0,
+        flags: 0,
+        service: 0,
+        generation: 0,
+    });
+    let Some(choice) = decide::<F>(addr, port, ctx.protocol(), &mut backend.0)? else {
+        return Ok(false);
+    };
+    let backend = &backend.0;
+    let reverse = key(ctx, &backend.addr, backend.port, SOCKET_REVERSE);
+    remember::<F>(&reverse.0, addr, port, backend, choice)?;
+    if sticky {
+        let forward = key(ctx, addr, port, SOCKET_FORWARD);
+        remember::<F>(&forward.0, &backend.addr, backend.port, backend, choice)?;
+    }
+    write(ctx, &backend.addr);
+    ctx.set_port(backend.port);
+    Ok(true)
+}
+
+impl Act for Connect {
+    #[inline(always)]
+    fn act<F: Family>(
+        ctx: &mut SockAddr,
+        addr: &F::Addr,
+        write: impl Fn(&mut SockAddr, &F::Addr),
+    ) -> i32 {
+        if !ours(ctx) {
+            return ALLOW;
+        }
+        match translate::<F>(ctx, addr, write, false) {
+            Ok(true) => count(Counter::SocketConnect as u32),
+            Ok(false) => {}
+            Err(counter) => return refuse(counter),
+        }
+        ALLOW
+    }
+}
+
+impl Act for Send {
+    #[inline(always)]
+    fn act<F: Family>(
+        ctx: &mut SockAddr,
+        addr: &F::Addr,
+        write: impl Fn(&mut SockAddr, &F::Addr),
+    ) -> i32 {
+        if !ours(ctx) {
+            return ALLOW;
+        }
+        let forward = key(ctx, addr, ctx.port(), SOCKET_FORWARD);
+        if let Some(row) = F::sockets().get_ptr(&forward.0) {
+            // SAFETY: LRU memory stays mapped for the run; a recycled row would be judged by the
+            // backend it names.
+            let row = unsafe { &*row };
+            let (id, generation, service) = (row.backend, row.generation, row.service);
+            if lb::still_serves::<F>(id, generation, service) {
+                write(ctx, &row.addr);
+                ctx.set_port(row.port);
+                count(Counter::SocketSend as u32);
+                return ALLOW;
+            }
+        }
+        match translate::<F>(ctx, addr, write, true) {
+            Ok(true) => count(Counter::SocketSend as u32),
+            Ok(false) => {}
+            Err(counter) => return refuse(counter),
+        }
+        ALLOW
+    }
+}
+
+impl Act for Show {
+    #[inline(always)]
+    fn act<F: Family>(
+        ctx: &mut SockAddr,
+        addr: &F::Addr,
+        write: impl Fn(&mut SockAddr, &F::Addr),
+    ) -> i32 {
+        if !ours(ctx) {
+            return ALLOW;
+        }
+        let reverse = key(ctx, addr, ctx.port(), SOCKET_REVERSE);
+        if let Some(row) = F::sockets().get_ptr(&reverse.0) {
+            // SAFETY: LRU memory stays mapped for the run.
+            let row = unsafe { &*row };
+            write(ctx, &row.addr);
+            ctx.set_port(row.port);
+            count(Counter::SocketReceive as u32);
+        }
+        ALLOW
+    }
+}

@@ -1,0 +1,438 @@
+//! The packet walk on the TC hooks; the picture is in the crate's documentation.
+
+use aya_ebpf::{
+    bindings::{BPF_F_CURRENT_NETNS, TC_ACT_SHOT, TC_ACT_UNSPEC, bpf_sock_tuple},
+    helpers,
+};
+use proxy_common::{
+    IPPROTO_TCP,
+    config::NodeConfig,
+    counter::Counter,
+    device::{DEVICE_STACKED, ROLE_UPLINK},
+    flow::{FLOW_FULL_NAT, FLOW_REVERSE, FlowKey, SIDE_EGRESS, SIDE_INGRESS},
+    service::{
+        ADDRESS_CLUSTER_IP, ADDRESS_MASQUERADE, ADDRESS_NODE, ADDRESS_RETIRED, BACKEND_LOCAL,
+    },
+};
+
+use crate::{
+    conntrack::{self, Table},
+    counters::count,
+    family::{Family, V4, V6},
+    lb,
+    maps::{CONFIG, DEVICES, Fib, Scratch},
+    nat,
+    packet::Skb,
+    parse::{ETH_P_IP_BE, ETH_P_IPV6_BE, Parsed, Tcp, Udp, Unparsed},
+    refuse::{self, Refusal},
+    route::{self, NoHop},
+    stack::Aligned,
+};
+
+/// `PACKET_HOST` of the kernel's if_packet.h: addressed to us on the link.
+const PACKET_HOST: u32 = 0;
+/// TCP_LISTEN of the kernel's tcp_states.h.
+const TCP_LISTEN: u32 = 10;
+/// What must be linear before parsing: the longest IPv4 header and a TCP header.
+const LINEAR: u32 = 60 + 20;
+
+/// What the entry points return when the packet is none of ours, or is translated and goes on.
+pub const NEXT: i32 = TC_ACT_UNSPEC;
+
+/// Program body for `tc_ingress`; `l3` is the length of the link-layer header.
+#[inline(always)]
+pub fn ingress(skb: &mut Skb, l3: usize) -> i32 {
+    // A tagged frame belongs to the VLAN device above, which has programs of its own.
+    if skb.vlan_present() != 0 {
+        return NEXT;
+    }
+    let protocol = skb.protocol();
+    if protocol == ETH_P_IP_BE {
+        ingress_family::<V4>(skb, l3)
+    } else if protocol == ETH_P_IPV6_BE {
+        ingress_family::<V6>(skb, l3)
+    } else {
+        NEXT
+    }
+}
+
+/// Program body for `tc_egress`.
+#[inline(always)]
+pub fn egress(skb: &mut Skb, l3: usize) -> i32 {
+    if skb.vlan_present() != 0 {
+        return NEXT;
+    }
+    let protocol = skb.protocol();
+    if protocol == ETH_P_IP_BE {
+        egress_family::<V4>(skb, l3)
+    } else if protocol == ETH_P_IPV6_BE {
+        egress_family::<V6>(skb, l3)
+    } else {
+        NEXT
+    }
+}
+
+/// What becomes of a packet of ours: the code to return and what to count. An error drops.
+type Decision = Result<(i32, Counter), Counter>;
+
+/// A decision in one register, which is what a subprogram can return.
+#[inline(always)]
+fn pack(decision: Decision) -> u64 {
+    let (code, counter) = decision.unwrap_or_else(|counter| (TC_ACT_SHOT, counter));
+    u64::from(code as u32) | (u64::from(counter as u32) << 32)
+}
+
+/// The one place where decisions are counted and become codes.
+#[inline(always)]
+fn conclude(packed: u64) -> i32 {
+    count((packed >> 32) as u32);
+    packed as i32
+}
+
+/// Makes headers linear if they are not, and parses.
+#[inline(always)]
+fn parse<F: Family>(
+    skb: &mut Skb,
+    l3: usize,
+    key: &mut FlowKey<F::Addr>,
+) -> Result<Parsed, Unparsed> {
+    match F::parse(skb, l3, key) {
+        Err(Unparsed::Malformed) => {}
+        parsed => return parsed,
+    }
+    let want = l3 as u32 + LINEAR;
+    let len = skb.len();
+    if skb.pull(if len < want { len } else { want }).is_err() {
+        return Err(Unparsed::Malformed);
+    }
+    F::parse(skb, l3, key)
+}
+
+/// The flags of the packet's destination if it is one of ours.
+#[inline(always)]
+fn lookup_destination<F: Family>(skb: &mut Skb, l3: usize) -> Option<u32> {
+    if let Some(dst) = F::destination(skb, l3) {
+        return lb::lookup_address::<F>(dst);
+    }
+    skb.pull(l3 as u32 + F::HEADER as u32).ok()?;
+    lb::lookup_address::<F>(F::destination(skb, l3)?)
+}
+
+/// A function of its own, so that the families do not share one stack frame.
+#[inline(never)]
+fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
+    let Some(flags) = lookup_destination::<F>(skb, l3) else {
+        return NEXT;
+    };
+    let (Some(config), Some(scratch)) = (CONFIG.get(0), F::scratch()) else {
+        return NEXT;
+    };
+    // SAFETY: working memory of this CPU, ours until we return; what we call gets it from us or
+    // asks for it after we are done with it.
+    let s = unsafe { &mut *scratch };
+    s.key.side = SIDE_INGRESS;
+    let parsed = match parse::<F>(skb, l3, &mut s.key) {
+        Ok(parsed) => parsed,
+        Err(Unparsed::Malformed) => return conclude(pack(Ok((NEXT, Counter::PassMalformed)))),
+        Err(Unparsed::Fragment) => return conclude(pack(Ok((NEXT, Counter::PassFragment)))),
+        Err(Unparsed::Protocol) => return conclude(pack(Ok((NEXT, Counter::PassProtocol)))),
+    };
+    let now = conntrack::now(config);
+    if let Some(table) = conntrack::lookup::<F>(s, now) {
+        if conntrack::valid::<F>(&parsed, &s.row, config, now) {
+            let packed = known::<F>(skb, s, &parsed, table, now);
+            return settle::<F>(skb, &parsed, &s.key, packed);
+        }
+        conntrack::forget::<F>(s, table);
+    }
+    let packed = unknown_out_of_line::<F>(skb, &parsed, flags, config, now);
+    settle::<F>(skb, &parsed, &s.key, packed)
+}
+
+/// See [`ingress_family`].
+#[inline(never)]
+fn egress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
+    let (Some(config), Some(scratch)) = (CONFIG.get(0), F::scratch()) else {
+        return NEXT;
+    };
+    // SAFETY: as in `ingress_family`.
+    let s = unsafe { &mut *scratch };
+    s.key.side = SIDE_EGRESS;
+    let Ok(parsed) = parse::<F>(skb, l3, &mut s.key) else {
+        return NEXT;
+    };
+    let now = conntrack::now(config);
+    match conntrack::lookup::<F>(s, now) {
+        Some(table) => {
+            conntrack::refresh::<F>(s, &parsed, table, now);
+            // Replies of flows with source NAT are never routed: they are redirected at ingress.
+            conclude(rewrite_known::<F>(skb, s, &parsed))
+        }
+        None => NEXT,
+    }
+}
+
+/// Length of the transport header, for the size of GSO segments.
+#[inline(always)]
+fn l4_header(skb: &Skb, parsed: &Parsed) -> usize {
+    use crate::packet::Packet as _;
+    if parsed.proto == IPPROTO_TCP {
+        match skb.view::<Tcp>(parsed.l4) {
+            Some(tcp) => (tcp.data_offset >> 4) as usize * 4,
+            None => size_of::<Tcp>(),
+        }
+    } else {
+        size_of::<Udp>()
+    }
+}
+
+/// A packet of the known flow in `s.row`.
+#[inline(always)]
+fn known<F: Family>(
+    skb: &mut Skb,
+    s: &mut Scratch<F::Addr>,
+    parsed: &Parsed,
+    table: Table,
+    now: u32,
+) -> u64 {
+    conntrack::refresh::<F>(s, parsed, table, now);
+    if s.row.flags & FLOW_FULL_NAT != 0 {
+        return known_full_nat::<F>(skb, parsed);
+    }
+    rewrite_known::<F>(skb, s, parsed)
+}
+
+/// Rewrites a packet that the kernel goes on to route.
+#[inline(always)]
+fn rewrite_known<F: Family>(skb: &mut Skb, s: &Scratch<F::Addr>, parsed: &Parsed) -> u64 {
+    pack(match nat::rewrite::<F, _>(skb, parsed, &s.key, &s.row, false) {
+        Ok(()) => Ok((NEXT, direction(s.row.flags))),
+        Err(()) => Err(Counter::DropRewrite),
+    })
+}
+
+#[inline(always)]
+fn direction(flags: u8) -> Counter {
+    if flags & FLOW_REVERSE != 0 { Counter::Reply } else { Counter::Forward }
+}
+
+/// The same for a flow whose packets are redirected; a function of its own for its stack frame.
+#[inline(never)]
+fn known_full_nat<F: Family>(skb: &mut Skb, parsed: &Parsed) -> u64 {
+    let Some(scratch) = F::scratch() else {
+        return pack(Err(Counter::DropRewrite));
+    };
+    // SAFETY: working memory of this CPU; the caller has handed it over.
+    let s = unsafe { &mut *scratch };
+    let decision = match toward::<F>(skb, &mut s.fib, parsed, &s.row.dst) {
+        Ok(()) => match nat::rewrite::<F, _>(skb, parsed, &s.key, &s.row, true) {
+            Ok(()) => Ok((route::redirect(&s.fib, &mut s.hop), direction(s.row.flags))),
+            Err(()) => Err(Counter::DropRewrite),
+        },
+        Err(no_way) => no_way.decide(),
+    };
+    pack(decision)
+}
+
+/// Why a packet cannot be redirected.
+enum NoWay {
+    NoHop(NoHop),
+    Ttl,
+}
+
+impl NoWay {
+    #[inline(always)]
+    fn decide(self) -> Decision {
+        match self {
+            Self::NoHop(NoHop::TooBig(mtu)) => refuse(Refusal::TooBig(mtu), Counter::RefuseTooBig),
+            Self::NoHop(NoHop::Unreachable) => Err(Counter::DropNoRoute),
+            Self::Ttl => Err(Counter::DropTtl),
+        }
+    }
+}
+
+/// Finds the way to `dst` for a packet that is redirected, and checks the packet as a router
+/// would; the way is left in `fib`.
+#[inline(always)]
+fn toward<F: Family>(
+    skb: &Skb,
+    fib: &mut Fib,
+    parsed: &Parsed,
+    dst: &F::Addr,
+) -> Result<(), NoWay> {
+    if F::ttl(skb, parsed.l3).unwrap_or(0) <= 1 {
+        return Err(NoWay::Ttl);
+    }
+    let header = l4_header(skb, parsed);
+    route::lookup::<F>(skb, fib, dst, parsed, header).map_err(NoWay::NoHop)
+}
+
+/// A refusal as a code: carried out by [`settle`], so that its stack frame does not lie on top of
+/// that of the function which decided it.
+const REFUSE: u32 = 0x5eed_0000;
+
+#[inline(always)]
+fn refuse(refusal: Refusal, counter: Counter) -> Decision {
+    Ok(((REFUSE | u32::from(refusal.to_mtu())) as i32, counter))
+}
+
+/// Carries out a refusal; concludes everything else. What must not be answered is dropped in
+/// silence.
+#[inline(always)]
+fn settle<F: Family>(skb: &mut Skb, parsed: &Parsed, key: &FlowKey<F::Addr>, packed: u64) -> i32 {
+    if packed as u32 & 0xffff_0000 != REFUSE {
+        return conclude(packed);
+    }
+    let code = refuse::refuse::<F>(skb, parsed, key, packed as u32 & 0xffff);
+    if code < 0 {
+        return conclude(pack(Err(Counter::DropSilent)));
+    }
+    count((packed >> 32) as u32);
+    code
+}
+
+/// A packet of no known flow. A function of its own for its stack frame; the result is packed
+/// because a subprogram returns one register.
+#[inline(never)]
+fn unknown_out_of_line<F: Family>(
+    skb: &mut Skb,
+    parsed: &Parsed,
+    flags: u32,
+    config: &NodeConfig,
+    now: u32,
+) -> u64 {
+    pack(unknown::<F>(skb, parsed, flags, config, now))
+}
+
+#[inline(always)]
+fn unknown<F: Family>(
+    skb: &mut Skb,
+    parsed: &Parsed,
+    flags: u32,
+    config: &NodeConfig,
+    now: u32,
+) -> Decision {
+    let Some(scratch) = F::scratch() else {
+        return Ok((NEXT, Counter::PassNoService));
+    };
+    // SAFETY: working memory of this CPU, handed over by the caller with the packet's tuple in it.
+    let s = unsafe { &mut *scratch };
+    s.front.addr = s.key.dst;
+    s.front.port = s.key.dport;
+    s.front.proto = s.key.proto;
+    s.front.reserved = 0;
+    let Some(service) = lb::lookup_service::<F>(&mut s.front, flags) else {
+        if flags & ADDRESS_CLUSTER_IP != 0 && flags & ADDRESS_RETIRED == 0 {
+            return refuse(Refusal::Unreachable, Counter::RefuseNoPort);
+        }
+        return Ok((NEXT, Counter::PassNoService));
+    };
+    // SAFETY: the fields are copied before any other map operation.
+    let (role, device_flags) = match unsafe { DEVICES.get(skb.ifindex()) } {
+        Some(device) => (device.role, device.flags),
+        None => (ROLE_UPLINK, 0),
+    };
+    if role == ROLE_UPLINK && skb.pkt_type() != PACKET_HOST {
+        return Ok((NEXT, Counter::PassOtherHost));
+    }
+    if device_flags & DEVICE_STACKED != 0 && translated::<F>(s) {
+        return Ok((NEXT, Counter::PassTranslated));
+    }
+    let own = flags & (ADDRESS_NODE | ADDRESS_MASQUERADE) != 0;
+    if own && owned::<F>(skb, &s.key) {
+        return Ok((NEXT, Counter::PassLocalSocket));
+    }
+    if !parsed.opens() {
+        return refuse(Refusal::Unreachable, Counter::RefuseNoFlow);
+    }
+    let inside = role != ROLE_UPLINK;
+    let choice = match lb::select::<F>(service, &s.front, inside, &mut s.backend) {
+        Ok(choice) => choice,
+        Err(Counter::RefuseNoEndpoint) => {
+            let counter = Counter::RefuseNoEndpoint;
+            return refuse(Refusal::Unreachable, counter);
+        }
+        Err(counter) => return Err(counter),
+    };
+    let local = s.backend.flags & BACKEND_LOCAL != 0;
+    let hairpin = s.backend.addr == s.key.src;
+    // A client behind an uplink and a backend elsewhere: the reply would not come back here.
+    if !hairpin && (inside || local) && conntrack::create_dnat::<F>(s, choice, now)? {
+        nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, false)
+            .map_err(|()| Counter::DropRewrite)?;
+        return Ok((NEXT, Counter::NewFlow));
+    }
+    if let Err(no_way) = toward::<F>(skb, &mut s.fib, parsed, &s.backend.addr) {
+        return no_way.decide();
+    }
+    // SAFETY: the address is copied before any other map operation.
+    let egress = unsafe { DEVICES.get(s.fib.ifindex) };
+    let masquerade = F::masquerade(egress, config).ok_or(Counter::DropNoAddress)?;
+    conntrack::create_full_nat::<F>(s, choice, masquerade, config, now, |key| {
+        owned::<F>(skb, key)
+    })?;
+    nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, true)
+        .map_err(|()| Counter::DropRewrite)?;
+    Ok((route::redirect(&s.fib, &mut s.hop), Counter::NewFlow))
+}
+
+/// Whether this packet was translated on a device below this one: the reply to it is known here.
+#[inline(always)]
+fn translated<F: Family>(s: &mut Scratch<F::Addr>) -> bool {
+    s.mate.src = s.key.dst;
+    s.mate.dst = s.key.src;
+    s.mate.sport = s.key.dport;
+    s.mate.dport = s.key.sport;
+    s.mate.proto = s.key.proto;
+    s.mate.side = SIDE_EGRESS;
+    s.mate.reserved = 0;
+    F::flows().get_ptr(&s.mate).is_some() || F::embryos().get_ptr(&s.mate).is_some()
+}
+
+/// Whether a socket of the host has the tuple of `key` as (remote → local): the packet is a reply
+/// of the host's own connection. A listener or an unconnected UDP socket does not count: a front
+/// end wins over those.
+#[inline(always)]
+fn owned<F: Family>(skb: &Skb, key: &FlowKey<F::Addr>) -> bool {
+    // SAFETY: unions of integers; all zero is a valid value.
+    let mut tuple: Aligned<bpf_sock_tuple> = unsafe { core::mem::zeroed() };
+    let (src, dst) = (F::to_words(&key.src), F::to_words(&key.dst));
+    let fields = &mut tuple.0.__bindgen_anon_1;
+    let size = if F::IPV6 {
+        fields.ipv6.saddr = src;
+        fields.ipv6.daddr = dst;
+        fields.ipv6.sport = key.sport.to_be();
+        fields.ipv6.dport = key.dport.to_be();
+        36
+    } else {
+        fields.ipv4.saddr = src[0];
+        fields.ipv4.daddr = dst[0];
+        fields.ipv4.sport = key.sport.to_be();
+        fields.ipv4.dport = key.dport.to_be();
+        12
+    };
+    let netns = BPF_F_CURRENT_NETNS as u64;
+    let tuple = &raw mut tuple.0;
+    // SAFETY: helper calls with the live context and a tuple of the stated size; a socket that
+    // was found is released on every path, and only read before.
+    unsafe {
+        let ctx = skb.as_ptr().cast();
+        if key.proto == IPPROTO_TCP {
+            let sk = helpers::bpf_skc_lookup_tcp(ctx, tuple, size, netns, 0);
+            if sk.is_null() {
+                return false;
+            }
+            let state = (*sk).state;
+            helpers::bpf_sk_release(sk.cast());
+            state != TCP_LISTEN
+        } else {
+            let sk = helpers::bpf_sk_lookup_udp(ctx, tuple, size, netns, 0);
+            if sk.is_null() {
+                return false;
+            }
+            let connected = (*sk).dst_port != 0;
+            helpers::bpf_sk_release(sk.cast());
+            connected
+        }
+    }
+}
