@@ -27,12 +27,13 @@ pub fn sum_words(bytes: &[u8]) -> u32 {
     let mut sum = 0u64;
     let mut i = 0;
     while i + 3 < bytes.len() {
-        sum += u32::from_ne_bytes([bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]]) as u64;
+        let word = [bytes[i], bytes[i + 1], bytes[i + 2], bytes[i + 3]];
+        sum += u64::from(u32::from_ne_bytes(word));
         i += 4;
     }
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
-    fold(sum as u32) as u32
+    u32::from(fold(sum as u32))
 }
 
 #[cfg(test)]

@@ -16,6 +16,10 @@ row! {
         pub tick_shift: u32,
         /// Combination of [`CONFIG_LOCALHOST_NODE_PORTS`] and its siblings.
         pub flags: u32,
+        /// [`ABI_VERSION`](crate::ABI_VERSION) of the build that wrote the pinned maps.
+        pub abi: u32,
+        /// Jiffies per second on this kernel.
+        pub hz: u32,
         /// First port for source NAT, inclusive.
         pub snat_first: u16,
         /// Last port for source NAT, inclusive.

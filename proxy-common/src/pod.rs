@@ -22,6 +22,15 @@ macro_rules! fields {
         )*
     };
 }
+// SAFETY: integers and octet arrays have no padding and no invalid values.
+unsafe impl Row for u32 {}
+// SAFETY: as above.
+unsafe impl Row for u64 {}
+// SAFETY: as above.
+unsafe impl Row for [u8; 4] {}
+// SAFETY: as above.
+unsafe impl Row for [u8; 16] {}
+
 fields!(u8, u16, u32, u64, [u8; 4], [u8; 16], [u8; 144]);
 
 /// Declares map rows. `row! { pub struct Name<A> { … } }` gives one row type per IP family,

@@ -1,5 +1,22 @@
 //! Weir's agent: watches Services, EndpointSlices and its Node and writes the maps that the
 //! kernel programs read. The picture is in ARCHITECTURE.md.
 
+pub mod alloc;
+pub mod cli;
+pub mod clock;
+pub mod config;
 pub mod datapath;
+pub mod desired;
+pub mod family;
+pub mod gc;
+pub mod health;
+pub mod inspect;
+pub mod metrics;
+pub mod model;
+pub mod net;
+pub mod plan;
+pub mod reconcile;
+pub mod run;
 pub mod source;
+pub mod telemetry;
+pub mod topology;

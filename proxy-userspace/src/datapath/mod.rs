@@ -1,5 +1,12 @@
 //! The boundary between deciding and writing: ordered operations on the maps.
 
+pub mod attach;
+pub mod kernel;
+pub mod layout;
+pub mod loader;
+pub mod pins;
+pub mod sys;
+
 use std::collections::BTreeMap;
 
 use proxy_common::service::{AddressRow, BackendRow, NameRow, ServiceKey, ServiceRow};
@@ -7,7 +14,8 @@ use proxy_common::service::{AddressRow, BackendRow, NameRow, ServiceKey, Service
 /// One write to the maps of one IP family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FamilyOp<A> {
-    /// Row `id` of `BACKENDS`. A zeroed row frees the id.
+    /// Row `id` of `BACKENDS`. A row in state `BACKEND_GONE` frees the id; it keeps its other
+    /// fields, since a program may be reading it.
     PutBackend(u32, BackendRow<A>),
     /// Consecutive rows of `SLOTS`.
     PutSlots {

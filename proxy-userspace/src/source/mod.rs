@@ -1,6 +1,9 @@
 //! Where objects come from. Every source reduces what it sees to [`Event`]s about Kubernetes
 //! objects; nothing behind this module knows whether a cluster or a directory spoke.
 
+pub mod kube;
+pub mod manifest;
+
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 

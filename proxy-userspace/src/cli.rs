@@ -1,0 +1,162 @@
+//! The command line.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// A Kubernetes service proxy whose packet path runs in the kernel as eBPF.
+#[derive(Debug, Parser)]
+#[command(name = "weir", version, disable_help_subcommand = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the node agent.
+    Run(Run),
+    /// Show what is attached, how full the tables are, and the counters.
+    Status(Inspect),
+    /// List front ends with their endpoints, as the maps have them.
+    Services(Inspect),
+    /// List backends, as the maps have them.
+    Backends(Inspect),
+    /// List flows, as the maps have them.
+    Flows(Flows),
+    /// Detach the programs and remove the pins of this node.
+    Cleanup(Cleanup),
+}
+
+/// Where the bpf file system is.
+#[derive(Args, Clone, Debug)]
+pub struct Bpffs {
+    /// Mount point of a bpf file system; pins are kept in its directory `weir`.
+    #[arg(long, env = "WEIR_BPFFS", default_value = "/sys/fs/bpf", value_name = "DIR")]
+    pub bpffs: PathBuf,
+}
+
+/// `weir run`.
+#[derive(Args, Clone, Debug)]
+pub struct Run {
+    /// Read Services, EndpointSlices and the Node from the YAML and JSON files of a directory, and
+    /// follow its changes.
+    #[arg(long, env = "WEIR_MANIFESTS", value_name = "DIR", conflicts_with = "kubeconfig")]
+    pub manifests: Option<PathBuf>,
+    /// Read them from the cluster of this kubeconfig. Without either: from the cluster that the
+    /// agent runs in.
+    #[arg(long, env = "WEIR_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Name of this node, as its Node object has it [default: the host name, in lower case]
+    #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Pins.
+    #[command(flatten)]
+    pub bpffs: Bpffs,
+    /// cgroup v2 directory whose processes are translated at connect time.
+    #[arg(long, env = "WEIR_CGROUP", default_value = "/sys/fs/cgroup", value_name = "DIR")]
+    pub cgroup: PathBuf,
+    /// Devices that lead to other nodes and the world: names, or prefixes ending in `*`
+    /// [default: hardware, tunnels, and what carries a node address or the default route]
+    #[arg(long, env = "WEIR_DEVICES", value_name = "LIST", value_delimiter = ',')]
+    pub devices: Vec<String>,
+    /// How TC programs are attached.
+    #[arg(long, env = "WEIR_TC", value_enum, default_value_t = Tc::Auto)]
+    pub tc: Tc,
+    /// Answer NodePorts on 127.0.0.0/8 and ::1 for processes of this node.
+    #[arg(long, env = "WEIR_LOCALHOST_NODEPORTS", default_value_t = true, value_name = "BOOL",
+          action = clap::ArgAction::Set)]
+    pub localhost_nodeports: bool,
+    /// Address of /healthz, /livez and /readyz.
+    #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", default_value = "0.0.0.0:10256", value_name = "ADDR")]
+    pub healthz_bind_address: SocketAddr,
+    /// Address of /metrics and /proxyMode.
+    #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", default_value = "127.0.0.1:10249", value_name = "ADDR")]
+    pub metrics_bind_address: SocketAddr,
+    /// Rows of the service, address and backend tables, each per family.
+    #[arg(long, env = "WEIR_MAX_SERVICES", default_value_t = 65_536, value_name = "ROWS",
+          value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
+    pub max_services: u32,
+    /// Rows of the pool member table, per family.
+    #[arg(long, env = "WEIR_MAX_SLOTS", default_value_t = 262_144, value_name = "ROWS",
+          value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
+    pub max_slots: u32,
+    /// Rows of the flow table, two per flow, per family.
+    #[arg(long, env = "WEIR_MAX_FLOWS", default_value_t = 262_144, value_name = "ROWS",
+          value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
+    pub max_flows: u32,
+    /// Log format.
+    #[arg(long, env = "WEIR_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// What to log: a level, or directives as RUST_LOG takes them.
+    #[arg(long, env = "WEIR_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
+    pub log_level: String,
+}
+
+/// How TC programs are attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Tc {
+    /// TCX where the kernel has it (6.6), else clsact.
+    Auto,
+    /// TCX links.
+    Tcx,
+    /// clsact filters.
+    Clsact,
+}
+
+/// Log format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Output of the commands that show something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// A table.
+    #[default]
+    Table,
+    /// JSON.
+    Json,
+}
+
+/// Commands that read the pinned maps.
+#[derive(Args, Clone, Debug)]
+pub struct Inspect {
+    /// Pins.
+    #[command(flatten)]
+    pub bpffs: Bpffs,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
+}
+
+/// `weir flows`.
+#[derive(Args, Clone, Debug)]
+pub struct Flows {
+    /// Common.
+    #[command(flatten)]
+    pub inspect: Inspect,
+    /// Only flows of this service: `namespace/name` or `namespace/name:port`.
+    #[arg(long, value_name = "SERVICE")]
+    pub service: Option<String>,
+    /// Only flows of this client.
+    #[arg(long, value_name = "ADDRESS")]
+    pub client: Option<std::net::IpAddr>,
+    /// At most this many.
+    #[arg(long, default_value_t = 1_000, value_name = "N")]
+    pub limit: usize,
+}
+
+/// `weir cleanup`.
+#[derive(Args, Clone, Debug)]
+pub struct Cleanup {
+    /// Pins.
+    #[command(flatten)]
+    pub bpffs: Bpffs,
+}

@@ -1,0 +1,331 @@
+//! Desired against applied → ordered operations.
+//!
+//! The planner holds the model and what has been written for it. A change marks Services; only
+//! those are computed again, so the work is proportional to the change. Operations come out in
+//! the order that keeps every reader safe: backends, slots, services, addresses; then removals in
+//! reverse.
+
+mod addresses;
+mod restore;
+mod table;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    net::IpAddr,
+    time::Instant,
+};
+
+use proxy_common::service::{NameRow, ServiceKey};
+
+use self::{addresses::AddressTable, table::PortTable};
+use crate::{
+    alloc::{Full, Ids},
+    datapath::{Capacity, FamilyOp, Op},
+    desired::{Claims, Front, fronts},
+    family::{Family, V4, V6},
+    model::{Finding, NodeAddresses, ObjectKey, Service, ServicePort, World},
+    topology,
+};
+
+/// A service port: Service and port name.
+pub type PortKey = (ObjectKey, String);
+
+/// `namespace/name` or `namespace/name:port`.
+pub fn port_name(key: &PortKey) -> String {
+    if key.1.is_empty() { key.0.to_string() } else { format!("{}:{}", key.0, key.1) }
+}
+
+/// The same as a row of `NAMES`.
+fn name_row(key: &PortKey) -> NameRow {
+    let mut row = NameRow { name: [0; 144] };
+    let name = port_name(key);
+    let len = name.len().min(row.name.len());
+    row.name[..len].copy_from_slice(&name.as_bytes()[..len]);
+    row
+}
+
+/// The other way; `None` for a row that is not such a name.
+pub fn parse_name(row: &NameRow) -> Option<PortKey> {
+    let end = row.name.iter().position(|b| *b == 0).unwrap_or(row.name.len());
+    let text = std::str::from_utf8(&row.name[..end]).ok()?;
+    let (namespace, rest) = text.split_once('/')?;
+    let (name, port) = rest.split_once(':').unwrap_or((rest, ""));
+    let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
+    Some((key, port.to_owned()))
+}
+
+/// Operations by stage.
+#[derive(Debug, Default)]
+struct Batch {
+    backends: Vec<Op>,
+    slots: Vec<Op>,
+    names: Vec<Op>,
+    services: Vec<Op>,
+    addresses: Vec<Op>,
+    gone_services: Vec<Op>,
+    gone_addresses: Vec<Op>,
+    gone_backends: Vec<Op>,
+    gone_names: Vec<Op>,
+}
+
+impl Batch {
+    fn into_ops(mut self) -> Vec<Op> {
+        // A front end that moved from one Service to another is put, not deleted.
+        let put4: HashSet<_> = self.services.iter().filter_map(put_key4).collect();
+        let put6: HashSet<_> = self.services.iter().filter_map(put_key6).collect();
+        self.gone_services.retain(|op| match op {
+            Op::V4(FamilyOp::DeleteService(key)) => !put4.contains(key),
+            Op::V6(FamilyOp::DeleteService(key)) => !put6.contains(key),
+            _ => true,
+        });
+        [
+            self.backends,
+            self.slots,
+            self.names,
+            self.services,
+            self.addresses,
+            self.gone_services,
+            self.gone_addresses,
+            self.gone_backends,
+            self.gone_names,
+        ]
+        .concat()
+    }
+}
+
+fn put_key4(op: &Op) -> Option<ServiceKey<[u8; 4]>> {
+    match op {
+        Op::V4(FamilyOp::PutService(key, _)) => Some(*key),
+        _ => None,
+    }
+}
+
+fn put_key6(op: &Op) -> Option<ServiceKey<[u8; 16]>> {
+    match op {
+        Op::V6(FamilyOp::PutService(key, _)) => Some(*key),
+        _ => None,
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Planner {
+    node_name: String,
+    /// The objects.
+    pub world: World,
+    node_addresses: NodeAddresses,
+    claims: Claims,
+    dirty: BTreeSet<ObjectKey>,
+    service_ids: Ids,
+    ids: BTreeMap<PortKey, u32>,
+    ports4: PortTable<V4>,
+    ports6: PortTable<V6>,
+    addresses4: AddressTable<V4>,
+    addresses6: AddressTable<V6>,
+    /// What each Service could not get.
+    problems: BTreeMap<ObjectKey, Vec<Finding>>,
+    /// Written before the next plan: what a restart found and nobody owns.
+    leftovers: Vec<Op>,
+}
+
+/// Rows in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// `NAMES`.
+    pub services: u32,
+    /// Front ends of both families.
+    pub fronts: [u32; 2],
+    /// `BACKENDS4` and `BACKENDS6`.
+    pub backends: [u32; 2],
+    /// `SLOTS4` and `SLOTS6`.
+    pub slots: [u32; 2],
+    /// `ADDRESSES4` and `ADDRESSES6`.
+    pub addresses: [u32; 2],
+}
+
+impl Planner {
+    /// For empty maps of this capacity.
+    pub fn new(node_name: String, capacity: Capacity) -> Self {
+        Self {
+            node_name,
+            world: World::default(),
+            node_addresses: NodeAddresses::default(),
+            claims: Claims::default(),
+            dirty: BTreeSet::new(),
+            service_ids: Ids::new("NAMES", capacity.services),
+            ids: BTreeMap::new(),
+            ports4: PortTable::new(&capacity),
+            ports6: PortTable::new(&capacity),
+            addresses4: AddressTable::new(capacity.addresses),
+            addresses6: AddressTable::new(capacity.addresses),
+            problems: BTreeMap::new(),
+            leftovers: Vec::new(),
+        }
+    }
+
+    /// Marks a Service whose slices changed.
+    pub fn touch(&mut self, services: impl IntoIterator<Item = ObjectKey>) {
+        self.dirty.extend(services);
+    }
+
+    /// Puts a Service in place, or takes it away.
+    pub fn set_service(&mut self, key: ObjectKey, service: Option<Service>) {
+        if self.world.services.get(&key) == service.as_ref() {
+            return;
+        }
+        self.dirty.extend(self.claims.replace(&key, service.as_ref()));
+        match service {
+            Some(service) => {
+                self.world.services.insert(key.clone(), service);
+            }
+            None => {
+                self.world.services.remove(&key);
+            }
+        }
+        self.dirty.insert(key);
+    }
+
+    /// The node's own addresses changed: NodePorts move, and endpoints may have become local.
+    pub fn set_node_addresses(&mut self, addresses: NodeAddresses) {
+        if self.node_addresses == addresses {
+            return;
+        }
+        let changed: Vec<IpAddr> =
+            self.node_addresses.local.symmetric_difference(&addresses.local).copied().collect();
+        for slice in self.world.slices.values() {
+            if slice.endpoints.iter().any(|e| changed.contains(&e.addr)) {
+                self.dirty.insert(slice.service.clone());
+            }
+        }
+        self.addresses4.set_node(&addresses.local);
+        self.addresses6.set_node(&addresses.local);
+        self.node_addresses = addresses;
+    }
+
+    /// Addresses of front ends that are gone, kept for the flows that still end there.
+    pub fn retired(&self) -> Vec<IpAddr> {
+        self.addresses4.retired().chain(self.addresses6.retired()).collect()
+    }
+
+    /// No flow ends at these any more: the next plan deletes them, unless they are in use again.
+    pub fn release_retired(&mut self, addresses: &[IpAddr]) {
+        self.addresses4.release(addresses);
+        self.addresses6.release(addresses);
+    }
+
+    /// What could not be programmed, and why.
+    pub fn problems(&self) -> impl Iterator<Item = &Finding> {
+        self.problems.values().flatten()
+    }
+
+    /// Rows in use.
+    pub fn usage(&self) -> Usage {
+        Usage {
+            services: self.service_ids.used(),
+            fronts: [self.ports4.fronts(), self.ports6.fronts()],
+            backends: [self.ports4.backend_ids.used(), self.ports6.backend_ids.used()],
+            slots: [self.ports4.slots.used(), self.ports6.slots.used()],
+            addresses: [self.addresses4.len(), self.addresses6.len()],
+        }
+    }
+
+    /// The operations that bring the maps to what is desired. They count as applied from here on:
+    /// the caller goes on trying until they are.
+    pub fn plan(&mut self, now: Instant) -> Vec<Op> {
+        let mut batch = Batch::default();
+        for key in std::mem::take(&mut self.dirty) {
+            self.plan_service(&key, &mut batch, now);
+        }
+        self.addresses4.emit(&mut batch);
+        self.addresses6.emit(&mut batch);
+        let mut ops = std::mem::take(&mut self.leftovers);
+        ops.extend(batch.into_ops());
+        ops
+    }
+
+    fn plan_service(&mut self, key: &ObjectKey, batch: &mut Batch, now: Instant) {
+        let service = self.world.services.get(key).cloned();
+        let mut problems = Vec::new();
+        let wanted: Vec<ServicePort> = service.iter().flat_map(|s| s.ports.clone()).collect();
+        // Ports that are gone first, so that what they free is known to those that come.
+        let from = (key.clone(), String::new());
+        let known: Vec<PortKey> = self
+            .ids
+            .range(from..)
+            .take_while(|((owner, _), _)| owner == key)
+            .map(|(port, _)| port.clone())
+            .collect();
+        for port in known {
+            if !wanted.iter().any(|w| w.name == port.1) {
+                self.remove_port(&port, batch, now);
+            }
+        }
+        if let Some(service) = &service {
+            for port in &wanted {
+                if let Err(full) = self.plan_port(service, port, batch, now, &mut problems) {
+                    problems.push(self.problem(service, port, &full.to_string()));
+                }
+            }
+        }
+        if problems.is_empty() {
+            self.problems.remove(key);
+        } else {
+            self.problems.insert(key.clone(), problems);
+        }
+    }
+
+    fn problem(&self, service: &Service, port: &ServicePort, message: &str) -> Finding {
+        Finding {
+            kind: "Service",
+            object: service.key.clone(),
+            field: format!("spec.ports[name={}]", port.name),
+            message: message.to_owned(),
+        }
+    }
+
+    fn plan_port(
+        &mut self,
+        service: &Service,
+        port: &ServicePort,
+        batch: &mut Batch,
+        now: Instant,
+        problems: &mut Vec<Finding>,
+    ) -> Result<(), Full> {
+        let key = (service.key.clone(), port.name.clone());
+        let id = match self.ids.get(&key) {
+            Some(id) => *id,
+            None => {
+                let id = self.service_ids.take(now)?;
+                batch.names.push(Op::PutName(id, name_row(&key)));
+                self.ids.insert(key.clone(), id);
+                id
+            }
+        };
+        let (won, lost): (Vec<Front>, Vec<Front>) = fronts(service, port)
+            .into_iter()
+            .partition(|front| self.claims.winner(&front.key) == Some(&service.key));
+        for front in lost {
+            let winner = self.claims.winner(&front.key).map(ToString::to_string);
+            let winner = winner.unwrap_or_default();
+            let message = format!("{} is held by the older Service {winner}", front.key);
+            problems.push(self.problem(service, port, &message));
+        }
+        let slices = || self.world.slices_of(&service.key);
+        let own = &self.node_addresses.local;
+        let targets = topology::select(port, slices(), V4::IPV4, &self.node_name);
+        let v4: Vec<Front> = won.iter().filter(|f| f.key.ipv4).copied().collect();
+        self.ports4.update(&key, id, &v4, targets, own, batch, now, &mut self.addresses4)?;
+        let targets = topology::select(port, self.world.slices_of(&service.key), V6::IPV4, &self.node_name);
+        let v6: Vec<Front> = won.iter().filter(|f| !f.key.ipv4).copied().collect();
+        self.ports6.update(&key, id, &v6, targets, own, batch, now, &mut self.addresses6)
+    }
+
+    fn remove_port(&mut self, key: &PortKey, batch: &mut Batch, now: Instant) {
+        self.ports4.remove(key, batch, now, &mut self.addresses4);
+        self.ports6.remove(key, batch, now, &mut self.addresses6);
+        if let Some(id) = self.ids.remove(key) {
+            batch.gone_names.push(Op::DeleteName(id));
+            self.service_ids.free(id, now);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! `weir run`: wires the parts together.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    ops::RangeInclusive,
+    sync::Arc,
+    time::Instant,
+};
+
+use anyhow::{Context as _, Result, bail};
+use proxy_common::{
+    ABI_VERSION,
+    config::{CONFIG_LOCALHOST_NODE_PORTS, NodeConfig},
+};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+use crate::{
+    clock::Clock,
+    config::{Config, SourceConfig},
+    datapath::{attach::Attacher, kernel::KernelDatapath, loader, pins::Pins, sys},
+    gc,
+    health::{self, Health},
+    metrics::{self, Metrics},
+    model::{Node, NodeAddresses},
+    net::{Network, Watcher},
+    reconcile::{Inputs, Reconciler, SharedStatus},
+    source::{kube, manifest},
+};
+
+/// Events that may wait in memory; more wait in the source.
+const EVENT_QUEUE: usize = 1_024;
+
+/// NodePorts of a default API server (`--service-node-port-range`).
+const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+
+/// Runs until a signal comes or a part fails.
+pub async fn run(config: Config) -> Result<()> {
+    let started = Instant::now();
+    let status = SharedStatus::default();
+    let problems = manifest::Problems::default();
+    let sources = kube::SharedStatus::default();
+    let health = Health::new(
+        Arc::clone(&status),
+        Arc::clone(&problems),
+        Arc::clone(&sources),
+        matches!(config.source, SourceConfig::Manifests(_)),
+    );
+    let mut tasks: JoinSet<(&'static str, Result<()>)> = JoinSet::new();
+    // First of all, so that probes are answered while the rest starts.
+    let address = config.run.healthz_bind_address;
+    tasks.spawn(named("health server", health::serve(address, health.clone())));
+
+    loader::check_mounts(&config.run.bpffs.bpffs, &config.run.cgroup)?;
+    let mut loaded = loader::load(&config.run.bpffs.bpffs, &config.sizes)?;
+    let clock = Clock::measure(&mut loaded.ebpf, &loaded.pins).context("measure the kernel's clock")?;
+    let adopted = loaded.adopted;
+    let (mut attacher, pins, _lock) = Attacher::new(loaded, config.tc)?;
+    let pins = Arc::new(pins);
+    tracing::info!(
+        node = config.node_name,
+        flows_kept = adopted,
+        tc = ?config.tc,
+        "{}", if adopted { "datapath adopted from pins" } else { "datapath loaded" }
+    );
+
+    let metrics = Metrics::new(Arc::clone(&status), Arc::clone(&pins), health.clone(), sources.clone())?;
+    let address = config.run.metrics_bind_address;
+    tasks.spawn(named("metrics server", metrics::serve(address, metrics.clone())));
+
+    let (node_tx, node_rx) = watch::channel(None);
+    let (addresses_tx, addresses_rx) = watch::channel(None);
+    let (in_use_tx, in_use_rx) = mpsc::channel(1);
+    let (events_tx, events_rx) = mpsc::channel(EVENT_QUEUE);
+
+    // The programs are attached before the maps are filled: until then nothing is ours.
+    let mut watcher = Watcher::open()?;
+    let network = watcher.read().await?;
+    let mut follower = Follower {
+        config: config.clone(),
+        pins: Arc::clone(&pins),
+        clock,
+        attached: BTreeMap::new(),
+        failed: HashSet::new(),
+        health: health.clone(),
+    };
+    attacher.forget_dead_links().context("remove pins of links whose device is gone")?;
+    follower.apply(&mut attacher, &network, &node_addresses(&node_rx))?;
+    addresses_tx.send_replace(Some(network.node_addresses()));
+    attacher.attach_cgroup(&config.run.cgroup)?;
+
+    let observe = metrics.sync_observer();
+    let datapath = Box::new(KernelDatapath::new(Arc::clone(&pins)));
+    let reconciler = Reconciler::new(datapath, config.node_name.clone(), status, node_tx, observe);
+    let inputs = Inputs {
+        events: events_rx,
+        addresses: addresses_rx,
+        addresses_in_use: in_use_rx,
+    };
+    tasks.spawn(named("reconciler", async move {
+        reconciler.run(inputs).await;
+        Ok(())
+    }));
+    tasks.spawn(named("network watcher", async move {
+        follow(&mut watcher, &mut follower, &mut attacher, node_rx, &addresses_tx).await
+    }));
+    tasks.spawn(named("flow expiry", expire(pins, clock, in_use_tx, metrics)));
+    let node_name = config.node_name.clone();
+    match config.source.clone() {
+        SourceConfig::Manifests(dir) => tasks.spawn(named("manifest source", async move {
+            manifest::run(&dir, &node_name, events_tx, problems).await
+        })),
+        SourceConfig::Kubernetes(kubeconfig) => tasks.spawn(named("kubernetes source", async move {
+            let config = kube::KubeConfig::new(kubeconfig, node_name);
+            kube::run(config, events_tx, sources).await
+        })),
+    };
+    tracing::info!(startup_ms = started.elapsed().as_millis() as u64, "weir runs");
+    supervise(tasks).await
+}
+
+/// A task with a name for error messages.
+async fn named(
+    name: &'static str,
+    task: impl Future<Output = Result<()>>,
+) -> (&'static str, Result<()>) {
+    (name, task.await)
+}
+
+/// Waits for a signal; a part that ends before is an error.
+async fn supervise(mut tasks: JoinSet<(&'static str, Result<()>)>) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!(signal = "SIGTERM", "stopping, the datapath stays"),
+        _ = interrupt.recv() => tracing::info!(signal = "SIGINT", "stopping, the datapath stays"),
+        ended = tasks.join_next() => match ended {
+            Some(Ok((name, result))) => {
+                result.with_context(|| format!("{name} failed"))?;
+                bail!("{name} ended");
+            }
+            Some(Err(error)) => return Err(error).context("a part of the agent panicked"),
+            None => bail!("no part of the agent runs"),
+        },
+    }
+    // A write in progress is finished: the reconciler yields only between batches.
+    tasks.shutdown().await;
+    Ok(())
+}
+
+fn node_addresses(node: &watch::Receiver<Option<Node>>) -> Vec<IpAddr> {
+    node.borrow().as_ref().map(|node| node.addresses.clone()).unwrap_or_default()
+}
+
+/// Keeps devices, their rows and programs, and the node's row in step with the network.
+struct Follower {
+    config: Config,
+    pins: Arc<Pins>,
+    clock: Clock,
+    /// Devices served, with their rows.
+    attached: BTreeMap<u32, (crate::datapath::attach::Target, proxy_common::device::DeviceRow)>,
+    /// Devices whose programs could not be attached; said once.
+    failed: HashSet<u32>,
+    health: Health,
+}
+
+impl Follower {
+    fn apply(&mut self, attacher: &mut Attacher, network: &Network, node: &[IpAddr]) -> Result<()> {
+        self.write_config(network, node)?;
+        let gone: Vec<u32> =
+            self.attached.keys().filter(|i| !network.devices.contains_key(i)).copied().collect();
+        for ifindex in gone {
+            self.attached.remove(&ifindex);
+            self.pins.delete_device(ifindex).context("delete a row of DEVICES")?;
+            attacher.forget_device(ifindex).context("remove the pins of a device that is gone")?;
+            tracing::debug!(ifindex, "device gone");
+        }
+        self.failed.retain(|ifindex| network.devices.contains_key(ifindex));
+        for device in network.devices.values().filter(|d| !d.loopback) {
+            let uplink = device.is_uplink(&self.config.uplinks, node);
+            let (target, row) = (device.target(), device.row(uplink));
+            let known = self.attached.get(&device.ifindex);
+            if known.is_some_and(|(t, r)| *t == target && *r == row) {
+                continue;
+            }
+            // The row first: a program must never meet a device it knows nothing of.
+            self.pins
+                .set_device(device.ifindex, &row)
+                .with_context(|| format!("write the row of {} in DEVICES", device.name))?;
+            if known.is_none_or(|(t, _)| t.layer3 != target.layer3) {
+                if let Err(error) = attacher.attach_device(&target) {
+                    // It may have vanished meanwhile; if not, this is tried with every change.
+                    if self.failed.insert(device.ifindex) {
+                        let error = format!("{:#}", anyhow::Error::new(error));
+                        tracing::warn!(device = device.name, error, "device not served");
+                    }
+                    continue;
+                }
+                self.failed.remove(&device.ifindex);
+                let role = if uplink { "uplink" } else { "workload" };
+                tracing::info!(device = device.name, ifindex = device.ifindex, role, "device served");
+            }
+            self.attached.insert(device.ifindex, (target, row));
+        }
+        self.health.set_unserved_devices(self.failed.len());
+        Ok(())
+    }
+
+    fn write_config(&self, network: &Network, node: &[IpAddr]) -> Result<()> {
+        let (v4, v6) = network.masquerade(&self.config.uplinks, node);
+        let ports = snat_ports(ephemeral_ports());
+        let flags =
+            if self.config.run.localhost_nodeports { CONFIG_LOCALHOST_NODE_PORTS } else { 0 };
+        let row = NodeConfig {
+            host_netns: sys::netns_cookie().context("read the network namespace's cookie (kernel 5.14)")?,
+            tick_shift: self.clock.shift(),
+            flags,
+            abi: ABI_VERSION,
+            hz: self.clock.hz,
+            snat_first: *ports.start(),
+            snat_last: *ports.end(),
+            masquerade4: v4.map_or([0; 4], |ip| ip.octets()),
+            masquerade6: v6.map_or([0; 16], |ip| ip.octets()),
+            timeouts: self.clock.timeouts(),
+        };
+        self.pins.set_config(&row).context("write the row of CONFIG")
+    }
+}
+
+/// The kernel's ports for outgoing connections.
+fn ephemeral_ports() -> RangeInclusive<u16> {
+    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut numbers = text.split_whitespace().filter_map(|n| n.parse().ok());
+    match (numbers.next(), numbers.next()) {
+        (Some(first), Some(last)) => first..=last,
+        // The kernel's default.
+        _ => 32_768..=60_999,
+    }
+}
+
+/// The widest run of unprivileged ports that are neither ephemeral nor NodePorts.
+fn snat_ports(ephemeral: RangeInclusive<u16>) -> RangeInclusive<u16> {
+    let taken = |port: u16| ephemeral.contains(&port) || NODE_PORTS.contains(&port);
+    let mut best: (u16, u16) = (0, 0);
+    let mut start = None;
+    for port in 1_024..=u16::MAX {
+        match (taken(port), start) {
+            (false, None) => start = Some(port),
+            (true, Some(first)) => {
+                start = None;
+                if port - first > best.1 - best.0 {
+                    best = (first, port - 1);
+                }
+            }
+            _ => {}
+        }
+    }
+    if let Some(first) = start
+        && u16::MAX - first > best.1 - best.0
+    {
+        best = (first, u16::MAX);
+    }
+    best.0..=best.1
+}
+
+async fn follow(
+    watcher: &mut Watcher,
+    follower: &mut Follower,
+    attacher: &mut Attacher,
+    mut node: watch::Receiver<Option<Node>>,
+    addresses: &watch::Sender<Option<NodeAddresses>>,
+) -> Result<()> {
+    loop {
+        tokio::select! {
+            changed = watcher.changed() => changed?,
+            changed = node.changed() => if changed.is_err() { return Ok(()) },
+        }
+        let network = watcher.read().await?;
+        let node: Vec<IpAddr> =
+            node.borrow_and_update().as_ref().map(|n| n.addresses.clone()).unwrap_or_default();
+        tokio::task::block_in_place(|| follower.apply(attacher, &network, &node))?;
+        let new = network.node_addresses();
+        addresses.send_if_modified(|old| {
+            let changed = old.as_ref() != Some(&new);
+            *old = Some(new);
+            changed
+        });
+    }
+}
+
+/// Sweeps the flow tables now and then.
+async fn expire(
+    pins: Arc<Pins>,
+    clock: Clock,
+    in_use: mpsc::Sender<HashSet<IpAddr>>,
+    metrics: Metrics,
+) -> Result<()> {
+    let timeouts = clock.timeouts();
+    let mut full = false;
+    loop {
+        tokio::time::sleep(gc::INTERVAL).await;
+        let swept = tokio::task::block_in_place(|| gc::sweep(&pins, &timeouts, clock.now()));
+        match swept {
+            Ok(sweep) => {
+                let limit = u64::from(pins.sizes.flows) * 8 / 10;
+                let now_full = sweep.flows > limit;
+                if now_full && !full {
+                    tracing::warn!(rows = sweep.flows, capacity = pins.sizes.flows, "flow table over 80 % full; raise --max-flows");
+                }
+                full = now_full;
+                metrics.swept(&sweep);
+                // The reconciler takes its time or is gone; the next sweep tells it anew.
+                let _ = in_use.try_send(sweep.front_addresses);
+            }
+            Err(error) => tracing::warn!(%error, "flow tables unreadable, will retry"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snat_ports_avoid_ephemeral_and_node_ports() {
+        assert_eq!(snat_ports(32_768..=60_999), 1_024..=29_999);
+        assert_eq!(snat_ports(1_024..=29_000), 32_768..=65_535);
+        assert_eq!(snat_ports(1_024..=65_000), 65_001..=65_535);
+    }
+}

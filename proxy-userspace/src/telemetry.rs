@@ -1,0 +1,29 @@
+//! Logs: text for people, JSON for programs, both on standard error.
+
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::LogFormat;
+
+/// The level cannot be understood.
+#[derive(Debug, thiserror::Error)]
+#[error("--log-level {level}: want off, error, warn, info, debug, trace, or directives like `weir=debug`")]
+pub struct LevelError {
+    level: String,
+    #[source]
+    source: tracing_subscriber::filter::ParseError,
+}
+
+/// Starts logging for the life of the process.
+pub fn init(format: LogFormat, level: &str) -> Result<(), LevelError> {
+    let filter = EnvFilter::try_new(level)
+        .map_err(|source| LevelError { level: level.to_owned(), source })?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_target(false)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => builder.with_ansi(false).init(),
+        LogFormat::Json => builder.json().flatten_event(true).init(),
+    }
+    Ok(())
+}
