@@ -74,12 +74,7 @@ impl Ids {
             self.next += 1;
             return Ok(self.next - 1);
         }
-        Err(Full {
-            table: self.table,
-            wanted: 1,
-            free: self.available(),
-            capacity: self.capacity,
-        })
+        Err(Full { table: self.table, wanted: 1, free: self.available(), capacity: self.capacity })
     }
 
     /// Takes an id back that programs may have seen.
@@ -120,7 +115,12 @@ pub struct Ranges {
 impl Ranges {
     /// For a table of `capacity` rows.
     pub fn new(table: &'static str, capacity: u32) -> Self {
-        Self { table, capacity, free: BTreeMap::from([(0, capacity)]), quarantined: VecDeque::new() }
+        Self {
+            table,
+            capacity,
+            free: BTreeMap::from([(0, capacity)]),
+            quarantined: VecDeque::new(),
+        }
     }
 
     /// Marks a range found in the maps as used. A range outside the table, or one that overlaps

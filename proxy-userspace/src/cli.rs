@@ -70,10 +70,20 @@ pub struct Run {
           action = clap::ArgAction::Set)]
     pub localhost_nodeports: bool,
     /// Address of /healthz, /livez and /readyz.
-    #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", default_value = "0.0.0.0:10256", value_name = "ADDR")]
+    #[arg(
+        long,
+        env = "WEIR_HEALTHZ_BIND_ADDRESS",
+        default_value = "0.0.0.0:10256",
+        value_name = "ADDR"
+    )]
     pub healthz_bind_address: SocketAddr,
     /// Address of /metrics and /proxyMode.
-    #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", default_value = "127.0.0.1:10249", value_name = "ADDR")]
+    #[arg(
+        long,
+        env = "WEIR_METRICS_BIND_ADDRESS",
+        default_value = "127.0.0.1:10249",
+        value_name = "ADDR"
+    )]
     pub metrics_bind_address: SocketAddr,
     /// Rows of the service, address and backend tables, each per family.
     #[arg(long, env = "WEIR_MAX_SERVICES", default_value_t = 65_536, value_name = "ROWS",

@@ -55,7 +55,8 @@ impl Config {
         let name = run.node_name.clone().or_else(fallback).unwrap_or_default();
         let node_name = name.trim().to_lowercase();
         if node_name.is_empty() {
-            faults.push("--node-name is blank: give the name of this node's Node object".to_owned());
+            faults
+                .push("--node-name is blank: give the name of this node's Node object".to_owned());
         }
         if let Some(dir) = &run.manifests
             && !dir.is_dir()
@@ -77,7 +78,9 @@ impl Config {
         }
         if run.healthz_bind_address == run.metrics_bind_address {
             let address = run.metrics_bind_address;
-            faults.push(format!("--healthz-bind-address and --metrics-bind-address are both {address}"));
+            faults.push(format!(
+                "--healthz-bind-address and --metrics-bind-address are both {address}"
+            ));
         }
         if !faults.is_empty() {
             return Err(ConfigError(faults));
@@ -123,8 +126,16 @@ mod tests {
     #[test]
     fn every_fault_is_reported() {
         let faults = config(&[
-            "--node-name", " ", "--manifests", "/nonexistent", "--devices", "eth*0,a",
-            "--healthz-bind-address", "127.0.0.1:1", "--metrics-bind-address", "127.0.0.1:1",
+            "--node-name",
+            " ",
+            "--manifests",
+            "/nonexistent",
+            "--devices",
+            "eth*0,a",
+            "--healthz-bind-address",
+            "127.0.0.1:1",
+            "--metrics-bind-address",
+            "127.0.0.1:1",
         ]);
         let text = faults.unwrap_err().to_string();
         for part in ["--node-name is blank", "/nonexistent", "`eth*0`", "are both 127.0.0.1:1"] {

@@ -144,8 +144,8 @@ impl Health {
 
     fn answer(&self, counters: &[AtomicU64; 2], with_node: bool) -> Response {
         let status = reconcile::read(&self.status);
-        let ok = healthy(&status, Instant::now())
-            && (!with_node || eligible(&status, self.manifests));
+        let ok =
+            healthy(&status, Instant::now()) && (!with_node || eligible(&status, self.manifests));
         counters[usize::from(!ok)].fetch_add(1, Ordering::Relaxed);
         json_answer(ok, &self.body(&status, ok, with_node))
     }
@@ -258,9 +258,8 @@ mod tests {
     #[test]
     fn eligibility_follows_the_node() {
         let with = |node: Option<Node>| Status { node, ..Status::default() };
-        let node = |deleting, to_be_deleted| {
-            Some(Node { deleting, to_be_deleted, ..Node::default() })
-        };
+        let node =
+            |deleting, to_be_deleted| Some(Node { deleting, to_be_deleted, ..Node::default() });
         assert!(eligible(&with(node(false, false)), false));
         assert!(!eligible(&with(node(true, false)), false));
         assert!(!eligible(&with(node(false, true)), true));

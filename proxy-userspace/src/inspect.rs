@@ -39,14 +39,7 @@ fn agent_runs(paths: &PinPaths) -> io::Result<bool> {
 }
 
 fn device_name(ifindex: u32) -> String {
-    let by_index = fs::read_dir("/sys/class/net").ok().and_then(|entries| {
-        entries.flatten().find_map(|entry| {
-            let index = fs::read_to_string(entry.path().join("ifindex")).ok()?;
-            (index.trim().parse() == Ok(ifindex))
-                .then(|| entry.file_name().to_string_lossy().into_owned())
-        })
-    });
-    by_index.unwrap_or_else(|| format!("if{ifindex}"))
+    sys::interface_name(ifindex).unwrap_or_else(|| format!("if{ifindex}"))
 }
 
 /// `weir status`.
@@ -90,8 +83,7 @@ pub fn status(flags: &Inspect) -> Result<()> {
             device.masquerade.join(","),
         ]);
     }
-    let sockets: Vec<&str> =
-        links.iter().filter(|l| !l.is_tc()).map(|l| l.name.as_str()).collect();
+    let sockets: Vec<&str> = links.iter().filter(|l| !l.is_tc()).map(|l| l.name.as_str()).collect();
     println!("{}\nSocket programs: {}\n", table.render(), sockets.join(", "));
     let mut table = Table::new(&["TABLE", "ROWS", "CAPACITY"]);
     for entry in tables {
@@ -213,8 +205,7 @@ fn remove_pins(directory: &Path) -> Result<usize> {
                 fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
                 removed += 1;
             }
-            fs::remove_dir(directory)
-                .with_context(|| format!("remove {}", directory.display()))?;
+            fs::remove_dir(directory).with_context(|| format!("remove {}", directory.display()))?;
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error).context(format!("read {}", directory.display())),

@@ -191,10 +191,6 @@ impl World {
 
     /// The slices of a Service in name order.
     pub fn slices_of(&self, service: &ObjectKey) -> impl Iterator<Item = &Slice> {
-        self.slices_of
-            .get(service)
-            .into_iter()
-            .flatten()
-            .filter_map(|key| self.slices.get(key))
+        self.slices_of.get(service).into_iter().flatten().filter_map(|key| self.slices.get(key))
     }
 }

@@ -44,14 +44,36 @@ pub struct Device {
 
 /// Device kinds that sit on other devices.
 const STACKED: [&str; 12] = [
-    "bridge", "bond", "team", "vlan", "macvlan", "ipvlan", "vrf", "vxlan", "geneve", "gre",
-    "gretap", "ip6gretap",
+    "bridge",
+    "bond",
+    "team",
+    "vlan",
+    "macvlan",
+    "ipvlan",
+    "vrf",
+    "vxlan",
+    "geneve",
+    "gre",
+    "gretap",
+    "ip6gretap",
 ];
 
 /// Device kinds that lead to other nodes.
 const TUNNELS: [&str; 14] = [
-    "vxlan", "geneve", "gre", "gretap", "ip6gre", "ip6gretap", "ipip", "sit", "ip6tnl", "wireguard",
-    "tun", "vti", "vti6", "xfrm",
+    "vxlan",
+    "geneve",
+    "gre",
+    "gretap",
+    "ip6gre",
+    "ip6gretap",
+    "ipip",
+    "sit",
+    "ip6tnl",
+    "wireguard",
+    "tun",
+    "vti",
+    "vti6",
+    "xfrm",
 ];
 
 /// Which devices lead out.
@@ -217,8 +239,14 @@ impl Watcher {
         let error = |what| move |e| NetError::Read { what, source: Box::new(e) };
         let links: Vec<LinkMessage> =
             self.handle.link().get().execute().try_collect().await.map_err(error("links"))?;
-        let addresses: Vec<AddressMessage> =
-            self.handle.address().get().execute().try_collect().await.map_err(error("addresses"))?;
+        let addresses: Vec<AddressMessage> = self
+            .handle
+            .address()
+            .get()
+            .execute()
+            .try_collect()
+            .await
+            .map_err(error("addresses"))?;
         let mut network = Network::default();
         for link in links {
             let device = device(&link);

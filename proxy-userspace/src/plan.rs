@@ -315,7 +315,8 @@ impl Planner {
         let targets = topology::select(port, slices(), V4::IPV4, &self.node_name);
         let v4: Vec<Front> = won.iter().filter(|f| f.key.ipv4).copied().collect();
         self.ports4.update(&key, id, &v4, targets, own, batch, now, &mut self.addresses4)?;
-        let targets = topology::select(port, self.world.slices_of(&service.key), V6::IPV4, &self.node_name);
+        let targets =
+            topology::select(port, self.world.slices_of(&service.key), V6::IPV4, &self.node_name);
         let v6: Vec<Front> = won.iter().filter(|f| !f.key.ipv4).copied().collect();
         self.ports6.update(&key, id, &v6, targets, own, batch, now, &mut self.addresses6)
     }

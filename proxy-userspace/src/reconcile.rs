@@ -344,11 +344,8 @@ impl Reconciler {
             self.planner.touch(services);
         }
         self.pending.extend(self.planner.plan(start));
-        let result = if self.pending.is_empty() {
-            Ok(())
-        } else {
-            self.datapath.apply(&self.pending)
-        };
+        let result =
+            if self.pending.is_empty() { Ok(()) } else { self.datapath.apply(&self.pending) };
         if !self.pending.is_empty() || full {
             (self.observe)(start.elapsed(), full);
         }

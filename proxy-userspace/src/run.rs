@@ -57,7 +57,8 @@ pub async fn run(config: Config) -> Result<()> {
 
     loader::check_mounts(&config.run.bpffs.bpffs, &config.run.cgroup)?;
     let mut loaded = loader::load(&config.run.bpffs.bpffs, &config.sizes)?;
-    let clock = Clock::measure(&mut loaded.ebpf, &loaded.pins).context("measure the kernel's clock")?;
+    let clock =
+        Clock::measure(&mut loaded.ebpf, &loaded.pins).context("measure the kernel's clock")?;
     let adopted = loaded.adopted;
     let (mut attacher, pins, _lock) = Attacher::new(loaded, config.tc)?;
     let pins = Arc::new(pins);
@@ -68,7 +69,8 @@ pub async fn run(config: Config) -> Result<()> {
         "{}", if adopted { "datapath adopted from pins" } else { "datapath loaded" }
     );
 
-    let metrics = Metrics::new(Arc::clone(&status), Arc::clone(&pins), health.clone(), sources.clone())?;
+    let metrics =
+        Metrics::new(Arc::clone(&status), Arc::clone(&pins), health.clone(), sources.clone())?;
     let address = config.run.metrics_bind_address;
     tasks.spawn(named("metrics server", metrics::serve(address, metrics.clone())));
 
@@ -96,11 +98,7 @@ pub async fn run(config: Config) -> Result<()> {
     let observe = metrics.sync_observer();
     let datapath = Box::new(KernelDatapath::new(Arc::clone(&pins)));
     let reconciler = Reconciler::new(datapath, config.node_name.clone(), status, node_tx, observe);
-    let inputs = Inputs {
-        events: events_rx,
-        addresses: addresses_rx,
-        addresses_in_use: in_use_rx,
-    };
+    let inputs = Inputs { events: events_rx, addresses: addresses_rx, addresses_in_use: in_use_rx };
     tasks.spawn(named("reconciler", async move {
         reconciler.run(inputs).await;
         Ok(())
@@ -114,10 +112,12 @@ pub async fn run(config: Config) -> Result<()> {
         SourceConfig::Manifests(dir) => tasks.spawn(named("manifest source", async move {
             manifest::run(&dir, &node_name, events_tx, problems).await
         })),
-        SourceConfig::Kubernetes(kubeconfig) => tasks.spawn(named("kubernetes source", async move {
-            let config = kube::KubeConfig::new(kubeconfig, node_name);
-            kube::run(config, events_tx, sources).await
-        })),
+        SourceConfig::Kubernetes(kubeconfig) => {
+            tasks.spawn(named("kubernetes source", async move {
+                let config = kube::KubeConfig::new(kubeconfig, node_name);
+                kube::run(config, events_tx, sources).await
+            }))
+        }
     };
     tracing::info!(startup_ms = started.elapsed().as_millis() as u64, "weir runs");
     supervise(tasks).await
@@ -202,7 +202,12 @@ impl Follower {
                 }
                 self.failed.remove(&device.ifindex);
                 let role = if uplink { "uplink" } else { "workload" };
-                tracing::info!(device = device.name, ifindex = device.ifindex, role, "device served");
+                tracing::info!(
+                    device = device.name,
+                    ifindex = device.ifindex,
+                    role,
+                    "device served"
+                );
             }
             self.attached.insert(device.ifindex, (target, row));
         }
@@ -216,7 +221,8 @@ impl Follower {
         let flags =
             if self.config.run.localhost_nodeports { CONFIG_LOCALHOST_NODE_PORTS } else { 0 };
         let row = NodeConfig {
-            host_netns: sys::netns_cookie().context("read the network namespace's cookie (kernel 5.14)")?,
+            host_netns: sys::netns_cookie()
+                .context("read the network namespace's cookie (kernel 5.14)")?,
             tick_shift: self.clock.shift(),
             flags,
             abi: ABI_VERSION,
@@ -233,7 +239,8 @@ impl Follower {
 
 /// The kernel's ports for outgoing connections.
 fn ephemeral_ports() -> RangeInclusive<u16> {
-    let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let text =
+        std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let mut numbers = text.split_whitespace().filter_map(|n| n.parse().ok());
     match (numbers.next(), numbers.next()) {
         (Some(first), Some(last)) => first..=last,
@@ -309,7 +316,11 @@ async fn expire(
                 let limit = u64::from(pins.sizes.flows) * 8 / 10;
                 let now_full = sweep.flows > limit;
                 if now_full && !full {
-                    tracing::warn!(rows = sweep.flows, capacity = pins.sizes.flows, "flow table over 80 % full; raise --max-flows");
+                    tracing::warn!(
+                        rows = sweep.flows,
+                        capacity = pins.sizes.flows,
+                        "flow table over 80 % full; raise --max-flows"
+                    );
                 }
                 full = now_full;
                 metrics.swept(&sweep);

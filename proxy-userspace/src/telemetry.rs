@@ -6,7 +6,9 @@ use crate::cli::LogFormat;
 
 /// The level cannot be understood.
 #[derive(Debug, thiserror::Error)]
-#[error("--log-level {level}: want off, error, warn, info, debug, trace, or directives like `weir=debug`")]
+#[error(
+    "--log-level {level}: want off, error, warn, info, debug, trace, or directives like `weir=debug`"
+)]
 pub struct LevelError {
     level: String,
     #[source]
@@ -15,7 +17,11 @@ pub struct LevelError {
 
 /// Starts logging for the life of the process.
 pub fn init(format: LogFormat, level: &str) -> Result<(), LevelError> {
-    let filter = EnvFilter::try_new(level)
+    // The loader's own debug output is thousands of lines and about the object, not the node.
+    let plain = level.parse::<tracing::Level>().is_ok();
+    let directives =
+        if plain { format!("{level},aya=warn,aya_obj=warn") } else { level.to_owned() };
+    let filter = EnvFilter::try_new(directives)
         .map_err(|source| LevelError { level: level.to_owned(), source })?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -1,1 +1,8 @@
-//! Test support.
+//! Worlds of network namespaces with the real `weir` in them, and traffic through them.
+//!
+//! All traffic stays inside namespaces that the test made; none has a way out.
+
+pub mod manifest;
+pub mod netns;
+pub mod traffic;
+pub mod world;

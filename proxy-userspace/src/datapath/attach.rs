@@ -93,7 +93,10 @@ pub fn kernel_mode() -> TcMode {
 
 impl Attacher {
     /// Takes the loaded programs over.
-    pub fn new(loaded: Loaded, mode: TcMode) -> Result<(Self, super::pins::Pins, LockGuard), LoadError> {
+    pub fn new(
+        loaded: Loaded,
+        mode: TcMode,
+    ) -> Result<(Self, super::pins::Pins, LockGuard), LoadError> {
         let mut programs = BTreeMap::new();
         for name in ["tc_ingress", "tc_egress", "tc_ingress_l3", "tc_egress_l3"]
             .into_iter()
@@ -119,9 +122,8 @@ impl Attacher {
         };
         for (name, attach_type) in SOCKET_PROGRAMS {
             let fd = dir.as_fd().as_raw_fd() as u32;
-            let same = |info: &sys::LinkInfo| {
-                info.cgroup_id() == inode && info.attach_type == attach_type
-            };
+            let same =
+                |info: &sys::LinkInfo| info.cgroup_id() == inode && info.attach_type == attach_type;
             self.link(name, name, fd, attach_type, 0, same).map_err(|e| error(name, e))?;
         }
         Ok(())
@@ -198,8 +200,8 @@ impl Attacher {
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         match tc::qdisc_add_clsact(&device.name) {
             Ok(()) => {}
-            Err(tc::TcError::NetlinkError(error))
-                if error.raw_os_error() == Some(libc::EEXIST) => {}
+            Err(tc::TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {
+            }
             Err(tc::TcError::IoError(error)) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => {
                 if !error.to_string().contains("exists") {
@@ -212,11 +214,8 @@ impl Attacher {
             _ => return Err(LoadError::Missing(program.to_owned()).into()),
         };
         let attach_type = if ingress { TcAttachType::Ingress } else { TcAttachType::Egress };
-        let options = NlOptions {
-            priority: CLSACT_PRIORITY,
-            handle: CLSACT_HANDLE,
-            ..NlOptions::default()
-        };
+        let options =
+            NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, ..NlOptions::default() };
         let attached = classifier.attach_with_options(
             &device.name,
             attach_type,

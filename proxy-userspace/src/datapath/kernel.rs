@@ -1,11 +1,6 @@
 //! The writer: operations → batched system calls.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    os::fd::AsFd,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, io, os::fd::AsFd, sync::Arc};
 
 use proxy_common::{
     Row,

@@ -37,13 +37,7 @@ pub struct Sizes {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self {
-            services: 65_536,
-            slots: 262_144,
-            flows: 262_144,
-            embryos: 65_536,
-            sockets: 65_536,
-        }
+        Self { services: 65_536, slots: 262_144, flows: 262_144, embryos: 65_536, sockets: 65_536 }
     }
 }
 
@@ -87,12 +81,8 @@ where
 
 /// All maps that are pinned.
 pub fn maps(sizes: &Sizes) -> Vec<MapSpec> {
-    let v4 = [
-        "ADDRESSES4", "SERVICES4", "SLOTS4", "BACKENDS4", "FLOWS4", "EMBRYOS4", "SOCKETS4",
-    ];
-    let v6 = [
-        "ADDRESSES6", "SERVICES6", "SLOTS6", "BACKENDS6", "FLOWS6", "EMBRYOS6", "SOCKETS6",
-    ];
+    let v4 = ["ADDRESSES4", "SERVICES4", "SLOTS4", "BACKENDS4", "FLOWS4", "EMBRYOS4", "SOCKETS4"];
+    let v6 = ["ADDRESSES6", "SERVICES6", "SLOTS6", "BACKENDS6", "FLOWS6", "EMBRYOS6", "SOCKETS6"];
     let mut maps = family::<[u8; 4]>(v4, sizes).to_vec();
     maps.extend(family::<[u8; 16]>(v6, sizes));
     maps.extend([

@@ -122,10 +122,8 @@ impl Loaded {
             Program::CgroupSockAddr(program) => program.fd(),
             _ => return Err(missing()),
         };
-        let error = |source| LoadError::Program {
-            program: name.to_owned(),
-            source: Box::new(source),
-        };
+        let error =
+            |source| LoadError::Program { program: name.to_owned(), source: Box::new(source) };
         let fd = fd.map_err(error)?;
         fd.as_fd().try_clone_to_owned().map_err(|e| error(e.into()))
     }

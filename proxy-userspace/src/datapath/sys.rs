@@ -156,9 +156,8 @@ impl LinkInfo {
 fn bpf<T>(command: u32, attr: &mut T) -> io::Result<i64> {
     // SAFETY: `attr` is a prefix of union bpf_attr with the layout of `command`; the kernel takes
     // what is beyond its length as zero. Addresses in it outlive the call (callers hold them).
-    let ret = unsafe {
-        libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>())
-    };
+    let ret =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret) }
 }
 
@@ -172,7 +171,8 @@ fn raw(fd: BorrowedFd<'_>) -> u32 {
 }
 
 fn path_cstring(path: &Path) -> io::Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))
 }
 
 /// Opens a pinned object.
@@ -245,11 +245,8 @@ pub fn update<K: Row, V: Row>(map: BorrowedFd<'_>, key: &K, value: &V) -> io::Re
 
 /// Deletes one row. `Ok(false)`: it was not there.
 pub fn delete<K: Row>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
-    let mut attr = ElemAttr {
-        map_fd: raw(map),
-        key: std::ptr::from_ref(key) as u64,
-        ..Default::default()
-    };
+    let mut attr =
+        ElemAttr { map_fd: raw(map), key: std::ptr::from_ref(key) as u64, ..Default::default() };
     match bpf(BPF_MAP_DELETE_ELEM, &mut attr) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -397,7 +394,12 @@ pub fn for_each_chunk<K: Row, V: Row>(
             .map(|i| {
                 // SAFETY: the kernel has written `count` keys and values (sizes checked by the
                 // opener of the map) into memory with room for `size`.
-                unsafe { (keys.as_ptr().add(i).cast::<K>().read(), values.as_ptr().add(i).cast::<V>().read()) }
+                unsafe {
+                    (
+                        keys.as_ptr().add(i).cast::<K>().read(),
+                        values.as_ptr().add(i).cast::<V>().read(),
+                    )
+                }
             })
             .collect();
         if !rows.is_empty() {
@@ -461,4 +463,16 @@ pub fn monotonic_ns() -> u64 {
     // SAFETY: written by the call that succeeded.
     let time = unsafe { time.assume_init() };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Name of an interface of the current network namespace.
+pub fn interface_name(ifindex: u32) -> Option<String> {
+    let mut name = [0u8; libc::IF_NAMESIZE];
+    // SAFETY: room for the longest name.
+    let ret = unsafe { libc::if_indextoname(ifindex, name.as_mut_ptr().cast()) };
+    if ret.is_null() {
+        return None;
+    }
+    let end = name.iter().position(|b| *b == 0)?;
+    Some(String::from_utf8_lossy(&name[..end]).into_owned())
 }

@@ -9,7 +9,10 @@ use anyhow::{Context as _, Result};
 use proxy_common::{
     Addr as _, Row,
     device::{DeviceRow, ROLE_UPLINK},
-    flow::{FLOW_FULL_NAT, FLOW_REVERSE, FlowKey, FlowRow, STATE_CLOSED, STATE_CLOSING, STATE_ESTABLISHED},
+    flow::{
+        FLOW_FULL_NAT, FLOW_REVERSE, FlowKey, FlowRow, STATE_CLOSED, STATE_CLOSING,
+        STATE_ESTABLISHED,
+    },
     service::{
         BACKEND_ACTIVE, BACKEND_DRAINING, BACKEND_GONE, BACKEND_HOST, BACKEND_LOCAL, BackendRow,
         Pool, SERVICE_CLUSTER_IP, SERVICE_EXTERNAL_IP, SERVICE_LOAD_BALANCER, SERVICE_NODE_PORT,
@@ -98,7 +101,8 @@ where
     BackendRow<F::Addr>: Row,
 {
     let sizes = pins.sizes;
-    let live = maps.backends::<F::Addr>()?.iter().filter(|(_, row)| row.state != BACKEND_GONE).count();
+    let live =
+        maps.backends::<F::Addr>()?.iter().filter(|(_, row)| row.state != BACKEND_GONE).count();
     let counts = [
         ("ADDRESSES", maps.addresses::<F::Addr>()?.len(), sizes.services),
         ("SERVICES", maps.services::<F::Addr>()?.len(), sizes.services),

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use k8s_openapi::{
     api::{
         core::v1 as core,
-        discovery::v1::{EndpointSlice, Endpoint as ApiEndpoint},
+        discovery::v1::{Endpoint as ApiEndpoint, EndpointSlice},
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
@@ -107,7 +107,8 @@ pub fn service(object: &core::Service, findings: &mut Vec<Finding>) -> Option<Se
         match parse_ip(text) {
             Some(ip) if in_family(&ip) => external_ips.push(ip),
             Some(_) => {}
-            None => report.add(format!("spec.externalIPs[{i}]"), format!("`{text}` is no address; skipped")),
+            None => report
+                .add(format!("spec.externalIPs[{i}]"), format!("`{text}` is no address; skipped")),
         }
     }
     let ingress = object.status.as_ref().and_then(|s| s.load_balancer.as_ref());
@@ -170,13 +171,12 @@ fn cluster_ips(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Vec<IpAddr>
     let mut ips: Vec<IpAddr> = Vec::new();
     for (i, text) in texts.iter().enumerate() {
         match parse_ip(text) {
-            Some(ip) if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) => report
-                .add(format!("spec.clusterIPs[{i}]"), "second address of its family; skipped"),
+            Some(ip) if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) => {
+                report.add(format!("spec.clusterIPs[{i}]"), "second address of its family; skipped")
+            }
             Some(ip) => ips.push(ip),
-            None => report.add(
-                format!("spec.clusterIPs[{i}]"),
-                format!("`{text}` is no address; skipped"),
-            ),
+            None => report
+                .add(format!("spec.clusterIPs[{i}]"), format!("`{text}` is no address; skipped")),
         }
     }
     ips
@@ -403,7 +403,10 @@ mod tests {
         let mut findings = Vec::new();
         let slice = slice(&object, &mut findings).unwrap();
         assert_eq!(slice.endpoints.len(), 1);
-        assert_eq!(slice.ports, [SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 80 }]);
+        assert_eq!(
+            slice.ports,
+            [SlicePort { name: String::new(), protocol: Protocol::Tcp, port: 80 }]
+        );
         assert_eq!(findings.len(), bad.len() + 3);
     }
 }

@@ -14,11 +14,7 @@ use proxy_common::{
 };
 
 use super::Batch;
-use crate::{
-    alloc::Full,
-    datapath::FamilyOp,
-    family::Family,
-};
+use crate::{alloc::Full, datapath::FamilyOp, family::Family};
 
 /// Front ends at one address.
 #[derive(Clone, Copy, Debug, Default)]
@@ -147,7 +143,9 @@ impl<F: Family> AddressTable<F> {
         for addr in std::mem::take(&mut self.touched) {
             let old = self.applied.get(&addr).copied().unwrap_or(0);
             let mut new = self.flags(&addr);
-            if new == 0 && old & (ADDRESS_VIP | ADDRESS_RETIRED) != 0 && !self.released.contains(&addr)
+            if new == 0
+                && old & (ADDRESS_VIP | ADDRESS_RETIRED) != 0
+                && !self.released.contains(&addr)
             {
                 new = ADDRESS_RETIRED;
             }

@@ -94,12 +94,8 @@ impl<F: Family> PortTable<F> {
                 continue;
             }
             self.backend_ids.restore(*id);
-            let held = Held {
-                id: *id,
-                generation: row.generation,
-                state: row.state,
-                flags: row.flags,
-            };
+            let held =
+                Held { id: *id, generation: row.generation, state: row.state, flags: row.flags };
             let at = (F::ip(row.addr), row.port);
             let owner = owners.get(&row.service).and_then(|key| self.ports.get_mut(key));
             match owner {

@@ -102,7 +102,10 @@ impl<F: Family> PortTable<F> {
 
     /// Brings one service port to `fronts` and `targets`. Either all of it is planned, or nothing
     /// changes and the error says which table is full.
-    #[expect(clippy::too_many_arguments, reason = "one call site; a struct would only name it again")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one call site; a struct would only name it again"
+    )]
     pub fn update(
         &mut self,
         key: &PortKey,
@@ -119,7 +122,16 @@ impl<F: Family> PortTable<F> {
             return Ok(());
         }
         let mut applied = self.ports.remove(key).unwrap_or_default();
-        let result = self.update_applied(&mut applied, service, fronts, &targets, own, batch, now, addresses);
+        let result = self.update_applied(
+            &mut applied,
+            service,
+            fronts,
+            &targets,
+            own,
+            batch,
+            now,
+            addresses,
+        );
         self.ports.insert(key.clone(), applied);
         result
     }

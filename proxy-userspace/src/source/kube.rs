@@ -235,9 +235,12 @@ fn explain(error: &watcher::Error, name: &str) -> (String, String) {
     let mut text = format!("{:#}", anyhow::Error::msg(cause_chain(error)));
     let code = api.as_ref().map_or_else(|| "<error>".to_owned(), |status| status.code.to_string());
     match code.as_str() {
-        "401" => text.push_str("; the credentials are not accepted: check the kubeconfig or service account"),
+        "401" => text.push_str(
+            "; the credentials are not accepted: check the kubeconfig or service account",
+        ),
         "403" => text.push_str(&format!(
-            "; grant list and watch on {} to weir's service account (RBAC)", name.to_lowercase()
+            "; grant list and watch on {} to weir's service account (RBAC)",
+            name.to_lowercase()
         )),
         _ => {}
     }
@@ -300,9 +303,15 @@ where
                 Err(error) => {
                     let (code, text) = explain(&error, K::NAME);
                     note_error(status, K::NAME, &code, &text);
-                    let initial = matches!(error, watcher::Error::InitialListFailed(_) | watcher::Error::WatchStartFailed(_));
+                    let initial = matches!(
+                        error,
+                        watcher::Error::InitialListFailed(_) | watcher::Error::WatchStartFailed(_)
+                    );
                     if stream_lists && initial && matches!(code.as_str(), "400" | "422" | "405") {
-                        tracing::info!(kind = K::NAME, "the server cannot stream lists, paging instead");
+                        tracing::info!(
+                            kind = K::NAME,
+                            "the server cannot stream lists, paging instead"
+                        );
                         stream_lists = false;
                         break;
                     }

@@ -101,10 +101,8 @@ fn parse(text: &str, note: &mut impl FnMut(String)) -> Result<Vec<Object>, FileE
         let value: serde_json::Value = serde_saphyr::from_str(&document).map_err(error)?;
         // Parsed as its own type from the text, so that errors know their line; a list's items
         // are only known as values.
-        let meta: TypeMeta = serde_json::from_value(value.clone()).map_err(|e| FileError {
-            line: start,
-            message: e.to_string(),
-        })?;
+        let meta: TypeMeta = serde_json::from_value(value.clone())
+            .map_err(|e| FileError { line: start, message: e.to_string() })?;
         match (meta.api_version.as_deref(), meta.kind.as_deref()) {
             (Some("v1"), Some("Service")) => {
                 objects.push(Object::Service(serde_saphyr::from_str(&document).map_err(error)?));
@@ -404,7 +402,8 @@ metadata: {name: n1}
 
     #[test]
     fn a_wrong_type_names_its_line() {
-        let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n  - port: many\n";
+        let text =
+            "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec:\n  ports:\n  - port: many\n";
         let error = parse(text, &mut |_| {}).unwrap_err().to_string();
         assert!(error.starts_with("line 6:"), "{error}");
     }
