@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use proxy_common::{
     ABI_VERSION,
     config::{CONFIG_LOCALHOST_NODE_PORTS, NodeConfig},
+    device::{DeviceRow, ROLE_UPLINK},
 };
 use tokio::{
     signal::unix::{SignalKind, signal},
@@ -22,7 +23,13 @@ use tokio::{
 use crate::{
     clock::Clock,
     config::{Config, SourceConfig},
-    datapath::{attach::Attacher, kernel::KernelDatapath, loader, pins::Pins, sys},
+    datapath::{
+        attach::{Attacher, Target},
+        kernel::KernelDatapath,
+        loader,
+        pins::Pins,
+        sys,
+    },
     gc,
     health::{self, Health},
     metrics::{self, Metrics},
@@ -89,10 +96,10 @@ pub async fn run(config: Config) -> Result<()> {
         attached: BTreeMap::new(),
         failed: HashSet::new(),
         health: health.clone(),
+        inherited: Some(Inherited::read(&pins)?),
     };
     attacher.forget_dead_links().context("remove pins of links whose device is gone")?;
-    follower.apply(&mut attacher, &network, &node_addresses(&node_rx))?;
-    addresses_tx.send_replace(Some(network.node_addresses()));
+    follower.apply(&mut attacher, &network, &[])?;
     attacher.attach_cgroup(&config.run.cgroup)?;
 
     let observe = metrics.sync_observer();
@@ -152,8 +159,20 @@ async fn supervise(mut tasks: JoinSet<(&'static str, Result<()>)>) -> Result<()>
     Ok(())
 }
 
-fn node_addresses(node: &watch::Receiver<Option<Node>>) -> Vec<IpAddr> {
-    node.borrow().as_ref().map(|node| node.addresses.clone()).unwrap_or_default()
+/// What an earlier agent knew of the network. It holds until this one knows its Node, which says
+/// which devices lead out: a guess in between would break flows that are under way.
+struct Inherited {
+    devices: BTreeMap<u32, DeviceRow>,
+    config: NodeConfig,
+}
+
+impl Inherited {
+    fn read(pins: &Pins) -> Result<Self> {
+        Ok(Self {
+            devices: pins.devices().context("read DEVICES")?.into_iter().collect(),
+            config: pins.config().context("read CONFIG")?,
+        })
+    }
 }
 
 /// Keeps devices, their rows and programs, and the node's row in step with the network.
@@ -162,10 +181,12 @@ struct Follower {
     pins: Arc<Pins>,
     clock: Clock,
     /// Devices served, with their rows.
-    attached: BTreeMap<u32, (crate::datapath::attach::Target, proxy_common::device::DeviceRow)>,
+    attached: BTreeMap<u32, (Target, DeviceRow)>,
     /// Devices whose programs could not be attached; said once.
     failed: HashSet<u32>,
     health: Health,
+    /// Until the Node is known.
+    inherited: Option<Inherited>,
 }
 
 impl Follower {
@@ -182,7 +203,11 @@ impl Follower {
         self.failed.retain(|ifindex| network.devices.contains_key(ifindex));
         for device in network.devices.values().filter(|d| !d.loopback) {
             let uplink = device.is_uplink(&self.config.uplinks, node);
-            let (target, row) = (device.target(), device.row(uplink));
+            let (target, mut row) = (device.target(), device.row(uplink));
+            if let Some(old) = self.inherited.as_ref().and_then(|i| i.devices.get(&device.ifindex))
+            {
+                row = *old;
+            }
             let known = self.attached.get(&device.ifindex);
             if known.is_some_and(|(t, r)| *t == target && *r == row) {
                 continue;
@@ -201,7 +226,7 @@ impl Follower {
                     continue;
                 }
                 self.failed.remove(&device.ifindex);
-                let role = if uplink { "uplink" } else { "workload" };
+                let role = if row.role == ROLE_UPLINK { "uplink" } else { "workload" };
                 tracing::info!(
                     device = device.name,
                     ifindex = device.ifindex,
@@ -232,6 +257,14 @@ impl Follower {
             masquerade4: v4.map_or([0; 4], |ip| ip.octets()),
             masquerade6: v6.map_or([0; 16], |ip| ip.octets()),
             timeouts: self.clock.timeouts(),
+        };
+        let row = match &self.inherited {
+            Some(Inherited { config, .. }) if config.abi == ABI_VERSION => NodeConfig {
+                masquerade4: config.masquerade4,
+                masquerade6: config.masquerade6,
+                ..row
+            },
+            _ => row,
         };
         self.pins.set_config(&row).context("write the row of CONFIG")
     }
@@ -281,15 +314,25 @@ async fn follow(
     mut node: watch::Receiver<Option<Node>>,
     addresses: &watch::Sender<Option<NodeAddresses>>,
 ) -> Result<()> {
+    // The reconciler waits for the addresses, so no service is programmed before devices have
+    // their roles by the Node, or by the news that there is none.
     loop {
         tokio::select! {
             changed = watcher.changed() => changed?,
-            changed = node.changed() => if changed.is_err() { return Ok(()) },
+            changed = node.changed() => {
+                if changed.is_err() {
+                    return Ok(());
+                }
+                follower.inherited = None;
+            }
         }
         let network = watcher.read().await?;
         let node: Vec<IpAddr> =
             node.borrow_and_update().as_ref().map(|n| n.addresses.clone()).unwrap_or_default();
         tokio::task::block_in_place(|| follower.apply(attacher, &network, &node))?;
+        if follower.inherited.is_some() {
+            continue;
+        }
         let new = network.node_addresses();
         addresses.send_if_modified(|old| {
             let changed = old.as_ref() != Some(&new);

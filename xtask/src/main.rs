@@ -1,2 +1,90 @@
-//! Builds, tests and demonstrates Weir.
-fn main() {}
+//! Builds, tests and demonstrates Weir: `cargo xtask help`.
+
+mod demo;
+mod lint;
+mod measure;
+mod setup;
+mod test;
+mod toolchain;
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "xtask", about = "Builds, tests and demonstrates Weir")]
+struct Cli {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install what building and testing need, after saying what.
+    Setup,
+    /// Build `weir` for release, with the kernel programs in it.
+    Build,
+    /// Show real traffic through real services in a world of network namespaces.
+    Demo(demo::Args),
+    /// Run the tests, tier by tier.
+    Test(test::Args),
+    /// Check format, lints and documentation.
+    Lint,
+    /// Measure the kernel programs: nanoseconds per packet.
+    Measure,
+    /// Everything that continuous integration runs.
+    Ci,
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Task::Setup => setup::run(),
+        Task::Build => build(),
+        Task::Demo(args) => setup::run().and_then(|()| demo::run(&args)),
+        Task::Test(args) => setup::run().and_then(|()| test::run(&args)),
+        Task::Lint => lint::check(),
+        Task::Measure => measure::run_measurement(),
+        Task::Ci => setup::run()
+            .and_then(|()| lint::check())
+            .and_then(|()| test::run(&test::Args::default())),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The workspace.
+fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest.parent().unwrap_or(manifest).to_owned()
+}
+
+/// The cargo that runs us.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// Runs a command that must succeed.
+fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("run {command:?}"))?;
+    if !status.success() {
+        bail!("{command:?} ended with {status}");
+    }
+    Ok(())
+}
+
+fn build() -> Result<()> {
+    run(cargo().args(["build", "--release", "--package", "proxy-userspace", "--bin", "weir"]))?;
+    println!("{}", root().join("target/release/weir").display());
+    Ok(())
+}

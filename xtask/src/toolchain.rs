@@ -60,7 +60,7 @@ fn missing(what: impl Into<String>) -> Missing {
 
 /// Where `core` comes from.
 #[derive(Clone, Debug)]
-enum Core {
+pub enum Core {
     /// This compiler has it.
     Shipped(PathBuf),
     /// This rustup toolchain builds it.
@@ -82,8 +82,8 @@ pub fn target() -> &'static str {
 impl Toolchain {
     /// Finds a toolchain, or says what is missing.
     pub fn find() -> Result<Self, Missing> {
-        let core = find_core()?;
-        let linker = find_linker()?;
+        let core = compiler()?;
+        let linker = linker()?;
         Ok(Self { core, linker })
     }
 
@@ -98,8 +98,8 @@ impl Toolchain {
     }
 
     /// A cargo command on the kernel programs: `build`, `check` or such, with everything set that
-    /// the target needs.
-    pub fn cargo(&self, root: &Path, subcommand: &str) -> Command {
+    /// the target needs. `flags` are further compiler flags.
+    pub fn cargo(&self, root: &Path, subcommand: &str, flags: &[&str]) -> Command {
         let mut cargo = Command::new("cargo");
         for name in FOREIGN {
             cargo.env_remove(name);
@@ -115,16 +115,16 @@ impl Toolchain {
         }
         cargo
             .current_dir(root)
-            .env("CARGO_ENCODED_RUSTFLAGS", self.flags())
+            .env("CARGO_ENCODED_RUSTFLAGS", self.flags(flags))
             .args(["--package", "proxy-ebpf", "--bin", "weir-bpf"])
             .args(["--target", target(), "--profile", "bpf"]);
         cargo
     }
 
     /// Compiler flags.
-    fn flags(&self) -> String {
+    fn flags(&self, more: &[&str]) -> String {
         let arch = env::consts::ARCH;
-        [
+        let mut flags = vec![
             "-Cdebuginfo=2".to_owned(),
             "-Clink-arg=--btf".to_owned(),
             format!("-Clinker={}", self.linker.display()),
@@ -138,29 +138,14 @@ impl Toolchain {
             "-Clink-arg=--disable-expand-memcpy-in-order".to_owned(),
             "--cfg".to_owned(),
             format!("bpf_target_arch=\"{arch}\""),
-        ]
-        .join(UNIT_SEPARATOR)
-    }
-
-    /// Builds the object and says where it is. `target_dir` must not be that of a cargo that is
-    /// running: it holds a lock on it.
-    pub fn build(&self, root: &Path, target_dir: &Path) -> Result<PathBuf, Missing> {
-        let mut cargo = self.cargo(root, "build");
-        cargo.arg("--target-dir").arg(target_dir);
-        let status = cargo
-            .status()
-            .map_err(|error| missing(format!("run cargo for the kernel programs: {error}")))?;
-        if !status.success() {
-            return Err(missing(format!(
-                "the kernel programs do not build ({status}), with {}",
-                self.describe()
-            )));
-        }
-        Ok(target_dir.join(target()).join("bpf").join("weir-bpf"))
+        ];
+        flags.extend(more.iter().map(ToString::to_string));
+        flags.join(UNIT_SEPARATOR)
     }
 }
 
-fn find_core() -> Result<Core, Missing> {
+/// Finds `core` for the BPF target.
+pub fn compiler() -> Result<Core, Missing> {
     if let Some(rustc) = env::var_os("WEIR_BPF_RUSTC") {
         let rustc = PathBuf::from(rustc);
         if has_core(&rustc) {
@@ -220,7 +205,8 @@ fn nightly_with_source() -> Option<String> {
         .map(str::to_owned)
 }
 
-fn find_linker() -> Result<PathBuf, Missing> {
+/// Finds bpf-linker.
+pub fn linker() -> Result<PathBuf, Missing> {
     if let Some(linker) = env::var_os("WEIR_BPF_LINKER") {
         let linker = PathBuf::from(linker);
         if linker.is_file() {

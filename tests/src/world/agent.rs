@@ -178,6 +178,21 @@ impl Agent {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Waits until it ends by itself; gives its log.
+    pub fn wait_end(&mut self) -> Result<String> {
+        let mut child = self.child.take().context("it runs")?;
+        let end = Instant::now() + START;
+        while Instant::now() < end {
+            if child.try_wait()?.is_some() {
+                return Ok(self.log());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        child.kill()?;
+        child.wait()?;
+        bail!("weir did not end:\n{}", self.log())
+    }
+
     /// Ends it with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         if let Some(mut child) = self.child.take() {

@@ -1,0 +1,268 @@
+//! What changes while traffic flows: endpoints, devices, addresses, manifests.
+
+use std::{fs, time::Duration};
+
+use serde_json::Value;
+use weir_tests::{
+    manifest::{Endpoint, FrontEnd, Service},
+    world::World,
+};
+
+fn endpoints(world: &World, names: &[&str]) -> Vec<Endpoint> {
+    names.iter().map(|name| world.place(name).endpoint()).collect()
+}
+
+/// Whether every front end of `service` leads to exactly these endpoints.
+fn leads_to(rows: &[Value], service: &str, addresses: &[&str]) -> bool {
+    let mut rows = rows
+        .iter()
+        .filter(|row| row["service"].as_str().is_some_and(|s| s.starts_with(service)))
+        .filter(|row| !row["frontend"].as_str().is_some_and(|f| f.starts_with('[')))
+        .peekable();
+    rows.peek().is_some()
+        && rows.all(|row| {
+            let inside = row["inside"].as_array().expect("a list");
+            inside.len() == addresses.len()
+                && addresses
+                    .iter()
+                    .all(|a| inside.iter().any(|i| i.as_str().is_some_and(|i| i.starts_with(a))))
+        })
+}
+
+#[test]
+fn a_pod_that_is_its_own_backend_reaches_itself() {
+    let world = World::new().unwrap();
+    let routed = Service::new("routed", 1).with(&endpoints(&world, &["p1a"]));
+    let bridged = Service::new("bridged", 2).with(&endpoints(&world, &["p1c"]));
+    let objects = [routed.objects(), bridged.objects()].concat();
+    let _agent = world.start("node1", &objects).unwrap();
+    for (service, pod) in [(&routed, "p1a"), (&bridged, "p1c")] {
+        for front in FrontEnd::ALL {
+            for proto in ["tcp", "udp"] {
+                for ipv6 in [false, true] {
+                    let to = service.address(front, ipv6, world.place("node1").address(ipv6));
+                    let place = world.place(pod);
+                    let outcome = place.ask(&to, &["--proto", proto, "--count", "5"]).unwrap();
+                    assert_eq!(outcome.answers.get(pod), Some(&5), "{pod} {to} {proto}");
+                    let own = place.address(ipv6);
+                    assert!(!outcome.sources.contains_key(own), "{pod} {to} {proto} saw itself");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_udp_flow_moves_when_its_endpoint_goes() {
+    let world = World::new().unwrap();
+    let service = |names| Service::new("move", 1).with(&endpoints(&world, names));
+    let agent = world.start("node1", &service(&["p1b"]).objects()).unwrap();
+    let cluster_ip = service(&[]).address(FrontEnd::ClusterIp, false, "");
+    let node_port = service(&[]).address(FrontEnd::NodePort, false, "10.9.0.1");
+    let flags = [
+        "--keep",
+        "--proto",
+        "udp",
+        "--source-port",
+        "4444",
+        "--pause-ms",
+        "20",
+        "--timeout-ms",
+        "500",
+    ];
+    let loads = [
+        world.place("p1a").load(&cluster_ip, 3.0, &flags).unwrap(),
+        world.place("p1c").load(&node_port, 3.0, &flags).unwrap(),
+        world.place("client").load(&node_port, 3.0, &flags).unwrap(),
+        world.place("node1").load(&cluster_ip, 3.0, &[&flags[..], &["--sendto"]].concat()).unwrap(),
+    ];
+    std::thread::sleep(Duration::from_secs(1));
+    let objects = service(&["p2a"]).objects();
+    agent.apply_until(&objects, |rows| leads_to(rows, "test/move", &["10.1.2.11"])).unwrap();
+    for load in loads {
+        let outcome = load.finish().unwrap();
+        assert_eq!(outcome.failed(), 0, "{outcome:?}");
+        let at = |name| outcome.answers.get(name).copied().unwrap_or(0);
+        assert!(at("p1b") > 10 && at("p2a") > 10, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_tcp_connection_keeps_an_endpoint_that_is_removed() {
+    let world = World::new().unwrap();
+    let service = |names| Service::new("keep", 1).with(&endpoints(&world, names));
+    let agent = world.start("node1", &service(&["p1b"]).objects()).unwrap();
+    let to = service(&[]).address(FrontEnd::ClusterIp, false, "");
+    let flags = ["--keep", "--pause-ms", "10"];
+    let load = world.place("p1a").load(&to, 2.5, &flags).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    let objects = service(&["p2a"]).objects();
+    agent.apply_until(&objects, |rows| leads_to(rows, "test/keep", &["10.1.2.11"])).unwrap();
+    let fresh = world.place("p1a").ask(&to, &["--count", "20"]).unwrap();
+    assert_eq!(fresh.answers.get("p2a"), Some(&20), "{fresh:?}");
+    // And when the whole Service is gone.
+    agent.apply_until(&[], <[Value]>::is_empty).unwrap();
+    let outcome = load.finish().unwrap();
+    assert_eq!(outcome.failed(), 0, "{outcome:?}");
+    assert_eq!(outcome.answers.len(), 1, "{outcome:?}");
+}
+
+#[test]
+fn a_source_port_is_used_again_while_backends_rotate() {
+    let world = World::new().unwrap();
+    let service = |names| Service::new("reuse", 1).with(&endpoints(&world, names));
+    let agent = world.start("node1", &service(&["p1b", "p2a"]).objects()).unwrap();
+    let sets: [&[&str]; 3] = [&["p1b", "p2a"], &["p2a", "p2c"], &["p1d", "p1b"]];
+    for (round, (client, to, abort)) in [
+        ("p1a", service(&[]).address(FrontEnd::ClusterIp, false, ""), true),
+        ("client", service(&[]).address(FrontEnd::NodePort, false, "10.9.0.1"), true),
+        ("p1c", service(&[]).address(FrontEnd::LoadBalancer, true, ""), true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut failed = 0;
+        for turn in 0..20 {
+            let names = sets[(round + turn) % sets.len()];
+            agent.apply(&service(names).objects()).unwrap();
+            let mut flags = vec!["--source-port", "5555", "--count", "10"];
+            if abort {
+                flags.push("--abort");
+            }
+            let outcome = world.place(client).ask(&to, &flags).unwrap();
+            failed += outcome.failed();
+        }
+        assert_eq!(failed, 0, "{client} → {to}");
+    }
+}
+
+#[test]
+fn two_front_ends_one_backend_one_client_port() {
+    let world = World::new().unwrap();
+    let service = Service::new("clash", 1).with(&endpoints(&world, &["p2a"]));
+    let _agent = world.start("node1", &service.objects()).unwrap();
+    let flags = ["--keep", "--source-port", "6666", "--pause-ms", "10"];
+    let loads = [
+        (FrontEnd::ClusterIp, "tcp"),
+        (FrontEnd::LoadBalancer, "tcp"),
+        (FrontEnd::ClusterIp, "udp"),
+        (FrontEnd::ExternalIp, "udp"),
+    ]
+    .map(|(front, proto)| {
+        let to = service.address(front, false, "");
+        let flags = [&flags[..], &["--proto", proto]].concat();
+        // UDP sockets to different peers cannot share a port without more options: the second
+        // comes from another pod's point of view only if it is TCP.
+        if proto == "udp" && front == FrontEnd::ExternalIp {
+            return world.place("p1b").load(&to, 1.0, &flags).unwrap();
+        }
+        world.place("p1a").load(&to, 1.0, &flags).unwrap()
+    });
+    for load in loads {
+        let outcome = load.finish().unwrap();
+        assert_eq!(outcome.failed(), 0, "{outcome:?}");
+        assert!(outcome.answered() > 20, "{outcome:?}");
+    }
+}
+
+#[test]
+fn devices_and_addresses_that_come_later_are_served() {
+    let mut world = World::new().unwrap();
+    let service = Service::new("late", 1).with(&endpoints(&world, &["p2a"]));
+    let mut agent = world.start("node1", &service.objects()).unwrap();
+    let prefix = world.prefix();
+    world.add_pod(&prefix, "p1x", 1, 13, true).unwrap();
+    world.add_pod(&prefix, "p1y", 1, 133, false).unwrap();
+    agent.wait_until("/readyz", |status, _| status == 200).unwrap();
+    let served = |name: &str| {
+        for _ in 0..100 {
+            if agent.weir(&["status", "-o", "json"]).unwrap().contains(name) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    };
+    assert!(served("\"v-p1x\"") && served("\"v-p1y\""));
+    let to = service.address(FrontEnd::ClusterIp, false, "");
+    for pod in ["p1x", "p1y"] {
+        let outcome = world.place(pod).ask(&to, &["--count", "10"]).unwrap();
+        assert_eq!(outcome.answered(), 10, "{pod}: {outcome:?}");
+    }
+
+    let node = world.place("node1");
+    node.netns
+        .ip("addr add 10.9.0.77/24 dev eth0\naddr add fd00:10:9::77/64 dev eth0 nodad")
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    for (ipv6, address) in [(false, "10.9.0.77"), (true, "fd00:10:9::77")] {
+        let to = service.address(FrontEnd::NodePort, ipv6, address);
+        let outcome = world.place("client").ask(&to, &["--count", "10"]).unwrap();
+        assert_eq!(outcome.answered(), 10, "{to}: {outcome:?}");
+    }
+}
+
+#[test]
+fn a_broken_manifest_keeps_the_last_good_state() {
+    let world = World::new().unwrap();
+    let service = |names| Service::new("mend", 1).with(&endpoints(&world, names));
+    let mut agent = world.start("node1", &service(&["p1b"]).objects()).unwrap();
+    let to = service(&[]).address(FrontEnd::ClusterIp, false, "");
+    let file = agent.manifests.join("objects.yaml");
+    fs::write(&file, "apiVersion: v1\nkind: Service\nmetadata: [\n").unwrap();
+    agent
+        .wait_until("/readyz", |_, body| body.contains("objects.yaml") && body.contains("line"))
+        .unwrap();
+    let outcome = world.place("p1a").ask(&to, &["--count", "10"]).unwrap();
+    assert_eq!(outcome.answers.get("p1b"), Some(&10), "{outcome:?}");
+    let objects = service(&["p2a"]).objects();
+    agent.apply_until(&objects, |rows| leads_to(rows, "test/mend", &["10.1.2.11"])).unwrap();
+    agent.wait_until("/readyz", |_, body| !body.contains("objects.yaml")).unwrap();
+    let outcome = world.place("p1a").ask(&to, &["--count", "10"]).unwrap();
+    assert_eq!(outcome.answers.get("p2a"), Some(&10), "{outcome:?}");
+    assert!(agent.log().contains("manifest ignored"), "{}", agent.log());
+}
+
+#[test]
+fn loopback_mapped_and_unconnected_sockets_of_the_host() {
+    let world = World::new().unwrap();
+    let service = Service::new("host", 1).with(&endpoints(&world, &["p1a", "p2a", "node2"]));
+    let _agent = world.start("node1", &service.objects()).unwrap();
+    let host = world.place("node1");
+    let port = service.node_port();
+    let cluster4 = service.address(FrontEnd::ClusterIp, false, "");
+    let cluster6 = service.address(FrontEnd::ClusterIp, true, "");
+    let (loop4, loop6) = (format!("127.0.0.1:{port}"), format!("[::1]:{port}"));
+    for proto in ["tcp", "udp"] {
+        for (to, flags) in [
+            (&loop4, vec![]),
+            (&loop6, vec![]),
+            (&cluster4, vec!["--mapped"]),
+            (&cluster4, vec!["--sendto"]),
+            (&cluster6, vec!["--sendto"]),
+            (&cluster4, vec!["--mapped", "--sendto"]),
+        ] {
+            let args = [&["--proto", proto, "--count", "10"], &flags[..]].concat();
+            let outcome = host.ask(to, &args).unwrap();
+            assert_eq!(outcome.answered(), 10, "{to} {args:?}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn the_hosts_own_connection_from_a_node_port_number_is_left_alone() {
+    let world = World::new().unwrap();
+    let service = Service::new("own", 1).with(&endpoints(&world, &["p1a"]));
+    let _agent = world.start("node1", &service.objects()).unwrap();
+    let port = service.node_port().to_string();
+    for proto in ["tcp", "udp"] {
+        let outcome = world
+            .place("node1")
+            .ask(
+                "10.9.0.101:8080",
+                &["--proto", proto, "--source-port", &port, "--abort", "--count", "3"],
+            )
+            .unwrap();
+        assert_eq!(outcome.answers.get("outside"), Some(&3), "{proto}: {outcome:?}");
+    }
+}
