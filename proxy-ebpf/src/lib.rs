@@ -23,6 +23,11 @@
 //! At TC egress only replies of flows that were translated here and routed by the kernel are
 //! looked up, and get the service address back.
 #![no_std]
+#![expect(
+    clippy::needless_borrows_for_generic_args,
+    reason = "a key passed by value is copied to the stack, where the verifier wants alignment that \
+              its copy may not have; see `stack`"
+)]
 
 pub mod conntrack;
 pub mod counters;

@@ -35,6 +35,10 @@ pub struct SumChange {
     pub ipv6: bool,
 }
 
+/// The packet is too short for what should be written, or the kernel refused to change it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unwritable;
+
 /// A packet under a program.
 pub trait Packet {
     /// The header at `off`, if the packet is long enough.
@@ -42,7 +46,7 @@ pub trait Packet {
     /// The same, for writing.
     fn view_mut<T: Wire>(&mut self, off: usize) -> Option<&mut T>;
     /// Adjusts the L4 checksum field at `off`.
-    fn fix_l4_sum(&mut self, off: usize, change: SumChange) -> Result<(), ()>;
+    fn fix_l4_sum(&mut self, off: usize, change: SumChange) -> Result<(), Unwritable>;
 }
 
 pub use skb::Skb;
@@ -59,7 +63,7 @@ mod skb {
         },
     };
 
-    use super::{Packet, SumChange, Wire};
+    use super::{Packet, SumChange, Unwritable, Wire};
 
     /// Kernel 6.16 and later: tells `bpf_l4_csum_replace` that no IP header checksum balances an
     /// address change, so that a CHECKSUM_COMPLETE sum must stay as it is.
@@ -95,8 +99,6 @@ mod skb {
         }
 
         fields! {
-            /// Length in bytes, fragments included.
-            len,
             /// EtherType in network order, widened.
             protocol,
             /// Non-zero when a VLAN tag was stripped into metadata.
@@ -109,6 +111,13 @@ mod skb {
             gso_size
         }
 
+        /// Length in bytes, paged parts included.
+        #[inline(always)]
+        pub fn length(&self) -> u32 {
+            // SAFETY: as for the fields above.
+            unsafe { (*self.ctx).len }
+        }
+
         /// The raw context, for helpers.
         #[inline(always)]
         pub fn as_ptr(&self) -> *mut __sk_buff {
@@ -117,25 +126,29 @@ mod skb {
 
         /// Makes the first `len` bytes linear. Packet pointers from before are gone.
         #[inline(always)]
-        pub fn pull(&mut self, len: u32) -> Result<(), ()> {
+        pub fn pull(&mut self, len: u32) -> Result<(), Unwritable> {
             // SAFETY: a helper call with the live context.
-            if unsafe { bpf_skb_pull_data(self.ctx, len) } == 0 { Ok(()) } else { Err(()) }
+            if unsafe { bpf_skb_pull_data(self.ctx, len) } == 0 { Ok(()) } else { Err(Unwritable) }
         }
 
         /// Cuts or grows the packet to `len` bytes; also linearises and drops GSO state.
         #[inline(always)]
-        pub fn change_tail(&mut self, len: u32) -> Result<(), ()> {
+        pub fn change_tail(&mut self, len: u32) -> Result<(), Unwritable> {
             // SAFETY: a helper call with the live context.
-            if unsafe { bpf_skb_change_tail(self.ctx, len, 0) } == 0 { Ok(()) } else { Err(()) }
+            if unsafe { bpf_skb_change_tail(self.ctx, len, 0) } == 0 {
+                Ok(())
+            } else {
+                Err(Unwritable)
+            }
         }
 
         /// Inserts `len` bytes between the link-layer and the network header.
         #[inline(always)]
-        pub fn insert_l3(&mut self, len: u32) -> Result<(), ()> {
+        pub fn insert_l3(&mut self, len: u32) -> Result<(), Unwritable> {
             let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
             // SAFETY: a helper call with the live context.
             let ret = unsafe { bpf_skb_adjust_room(self.ctx, len as i32, BPF_ADJ_ROOM_MAC, flags) };
-            if ret == 0 { Ok(()) } else { Err(()) }
+            if ret == 0 { Ok(()) } else { Err(Unwritable) }
         }
 
         /// Sends the packet out of the device it came in by.
@@ -174,7 +187,7 @@ mod skb {
         }
 
         #[inline(always)]
-        fn fix_l4_sum(&mut self, off: usize, change: SumChange) -> Result<(), ()> {
+        fn fix_l4_sum(&mut self, off: usize, change: SumChange) -> Result<(), Unwritable> {
             // Two calls, because only the pseudo-header part may touch a CHECKSUM_PARTIAL field
             // and a CHECKSUM_COMPLETE sum; the helper knows the packet's state, we cannot see it.
             let mangled = if change.udp { u64::from(BPF_F_MARK_MANGLED_0) } else { 0 };
@@ -185,7 +198,7 @@ mod skb {
                     bpf_l4_csum_replace(self.ctx, off, 0, u64::from(change.segment), mangled)
                 };
                 if ret != 0 {
-                    return Err(());
+                    return Err(Unwritable);
                 }
             }
             if change.pseudo != 0 {
@@ -203,7 +216,7 @@ mod skb {
                     };
                 }
                 if ret != 0 {
-                    return Err(());
+                    return Err(Unwritable);
                 }
             }
             Ok(())

@@ -14,7 +14,7 @@ use proxy_common::{Addr, IPPROTO_TCP, IPPROTO_UDP, checksum, checksum::fold, flo
 
 use crate::{
     family::Family,
-    packet::{Packet, Skb, Wire, wire},
+    packet::{Packet, Skb, Unwritable, Wire, wire},
     parse::{ETH_HLEN, Ethernet, Ipv4, Ipv6, Parsed, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Tcp, Udp},
 };
 
@@ -81,7 +81,7 @@ fn answer<F: Family>(
     parsed: &Parsed,
     key: &FlowKey<F::Addr>,
     refusal: Refusal,
-) -> Result<i32, ()> {
+) -> Result<i32, Unwritable> {
     let kind = skb.pkt_type();
     if F::unanswerable(&key.src)
         || kind == PACKET_BROADCAST
@@ -89,7 +89,7 @@ fn answer<F: Family>(
         // Options and extension headers are not copied into answers.
         || parsed.l4 - parsed.l3 != F::HEADER
     {
-        return Err(());
+        return Err(Unwritable);
     }
     if parsed.proto == IPPROTO_TCP && refusal == Refusal::Unreachable {
         reset::<F>(skb, parsed, key)
@@ -106,9 +106,9 @@ fn pseudo(addresses: u32, proto: u8, len: u16) -> u32 {
 }
 
 #[inline(always)]
-fn swap_mac(skb: &mut Skb, l3: usize) -> Result<(), ()> {
+fn swap_mac(skb: &mut Skb, l3: usize) -> Result<(), Unwritable> {
     if l3 == ETH_HLEN {
-        let eth = skb.view_mut::<Ethernet>(0).ok_or(())?;
+        let eth = skb.view_mut::<Ethernet>(0).ok_or(Unwritable)?;
         core::mem::swap(&mut eth.src, &mut eth.dst);
     }
     Ok(())
@@ -116,11 +116,11 @@ fn swap_mac(skb: &mut Skb, l3: usize) -> Result<(), ()> {
 
 /// Length of the transport header and payload, by the IP header.
 #[inline(always)]
-fn l4_len<F: Family>(skb: &Skb, l3: usize) -> Result<u16, ()> {
+fn l4_len<F: Family>(skb: &Skb, l3: usize) -> Result<u16, Unwritable> {
     if F::IPV6 {
-        Ok(u16::from_be_bytes(skb.view::<Ipv6>(l3).ok_or(())?.payload_len))
+        Ok(u16::from_be_bytes(skb.view::<Ipv6>(l3).ok_or(Unwritable)?.payload_len))
     } else {
-        let total = u16::from_be_bytes(skb.view::<Ipv4>(l3).ok_or(())?.total_len);
+        let total = u16::from_be_bytes(skb.view::<Ipv4>(l3).ok_or(Unwritable)?.total_len);
         Ok(total.wrapping_sub(size_of::<Ipv4>() as u16))
     }
 }
@@ -134,16 +134,16 @@ fn write_header<F: Family>(
     dst: &F::Addr,
     proto: u8,
     len: u16,
-) -> Result<(), ()> {
+) -> Result<(), Unwritable> {
     if F::IPV6 {
-        let ip = skb.view_mut::<Ipv6>(l3).ok_or(())?;
+        let ip = skb.view_mut::<Ipv6>(l3).ok_or(Unwritable)?;
         ip.version_class_flow = [0x60, 0, 0, 0];
         ip.payload_len = len.to_be_bytes();
         ip.next_header = proto;
         ip.hop_limit = TTL;
     } else {
         let total = (len + size_of::<Ipv4>() as u16).to_be_bytes();
-        let ip = skb.view_mut::<Ipv4>(l3).ok_or(())?;
+        let ip = skb.view_mut::<Ipv4>(l3).ok_or(Unwritable)?;
         ip.version_ihl = 0x45;
         ip.tos = 0;
         ip.total_len = total;
@@ -161,17 +161,21 @@ fn write_header<F: Family>(
         let standing = ip.src.sum() + ip.dst.sum();
         ip.check = (!fold(words + standing)).to_ne_bytes();
     }
-    F::rewrite_header(skb, l3, src, dst, false).ok_or(())
+    F::rewrite_header(skb, l3, src, dst, false).ok_or(Unwritable)
 }
 
 #[inline(always)]
-fn reset<F: Family>(skb: &mut Skb, parsed: &Parsed, key: &FlowKey<F::Addr>) -> Result<i32, ()> {
+fn reset<F: Family>(
+    skb: &mut Skb,
+    parsed: &Parsed,
+    key: &FlowKey<F::Addr>,
+) -> Result<i32, Unwritable> {
     if parsed.tcp_flags & TCP_RST != 0 {
-        return Err(());
+        return Err(Unwritable);
     }
     let addresses = key.src.sum() + key.dst.sum();
     let segment = l4_len::<F>(skb, parsed.l3)?;
-    let tcp = *skb.view::<Tcp>(parsed.l4).ok_or(())?;
+    let tcp = *skb.view::<Tcp>(parsed.l4).ok_or(Unwritable)?;
     let header = u16::from(tcp.data_offset >> 4) * 4;
     let partial = u32::from(u16::from_ne_bytes(tcp.check))
         == u32::from(fold(pseudo(addresses, IPPROTO_TCP, segment)));
@@ -188,7 +192,7 @@ fn reset<F: Family>(skb: &mut Skb, parsed: &Parsed, key: &FlowKey<F::Addr>) -> R
     let len = size_of::<Tcp>() as u16;
     write_header::<F>(skb, parsed.l3, &key.dst, &key.src, IPPROTO_TCP, len)?;
     let sum_pseudo = pseudo(addresses, IPPROTO_TCP, len);
-    let out = skb.view_mut::<Tcp>(parsed.l4).ok_or(())?;
+    let out = skb.view_mut::<Tcp>(parsed.l4).ok_or(Unwritable)?;
     out.src = tcp.dst;
     out.dst = tcp.src;
     out.seq = seq.to_be_bytes();
@@ -223,7 +227,7 @@ fn error<F: Family>(
     parsed: &Parsed,
     key: &FlowKey<F::Addr>,
     refusal: Refusal,
-) -> Result<i32, ()> {
+) -> Result<i32, Unwritable> {
     let l3 = parsed.l3;
     let addresses = key.src.sum() + key.dst.sum();
     let segment = l4_len::<F>(skb, l3)?;
@@ -233,9 +237,9 @@ fn error<F: Family>(
     // The transport part of the quote. If its checksum is still to be finished, what is finished
     // makes the sum of that part the complement of the value that stands there now.
     let field = if parsed.proto == IPPROTO_UDP {
-        u16::from_ne_bytes(skb.view::<Udp>(parsed.l4).ok_or(())?.check)
+        u16::from_ne_bytes(skb.view::<Udp>(parsed.l4).ok_or(Unwritable)?.check)
     } else {
-        u16::from_ne_bytes(skb.view::<Tcp>(parsed.l4).ok_or(())?.check)
+        u16::from_ne_bytes(skb.view::<Tcp>(parsed.l4).ok_or(Unwritable)?.check)
     };
     let start = fold(pseudo(addresses, parsed.proto, segment));
     sum += if field == start {
@@ -253,7 +257,7 @@ fn error<F: Family>(
     let len = (icmp_len + quote) as u16;
     if !F::IPV6 {
         // `write_header` replaces the addresses that stand there: bring them in.
-        let ip = skb.view_mut::<Ipv4>(l3).ok_or(())?;
+        let ip = skb.view_mut::<Ipv4>(l3).ok_or(Unwritable)?;
         ip.src = [0; 4];
         ip.dst = [0; 4];
     }
@@ -271,7 +275,7 @@ fn error<F: Family>(
     if F::IPV6 {
         sum += pseudo(addresses, proto, len);
     }
-    let icmp = skb.view_mut::<Icmp>(l3 + F::HEADER).ok_or(())?;
+    let icmp = skb.view_mut::<Icmp>(l3 + F::HEADER).ok_or(Unwritable)?;
     *icmp = Icmp { kind, code, check: (!fold(sum)).to_ne_bytes(), rest };
     Ok(skb.send_back())
 }
@@ -279,11 +283,11 @@ fn error<F: Family>(
 /// Sum of the `T` at `off`. A valid IPv4 header sums to all ones by its own checksum, but a
 /// received one need not be valid. The helper spares the stack that an unrolled sum would take.
 #[inline(always)]
-fn sum_at<T: Wire>(skb: &Skb, off: usize) -> Result<u32, ()> {
-    let header: *const T = skb.view::<T>(off).ok_or(())?;
+fn sum_at<T: Wire>(skb: &Skb, off: usize) -> Result<u32, Unwritable> {
+    let header: *const T = skb.view::<T>(off).ok_or(Unwritable)?;
     // SAFETY: a helper call; the source is in bounds, its length a multiple of four.
     let sum = unsafe {
         bpf_csum_diff(core::ptr::null_mut(), 0, header.cast_mut().cast(), size_of::<T>() as u32, 0)
     };
-    if sum < 0 { Err(()) } else { Ok(u32::from(fold(sum as u32))) }
+    if sum < 0 { Err(Unwritable) } else { Ok(u32::from(fold(sum as u32))) }
 }

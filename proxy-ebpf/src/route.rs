@@ -30,7 +30,7 @@ pub enum NoHop {
 #[inline(always)]
 fn segment_len(skb: &Skb, l3: usize, l4: usize, header: usize) -> u32 {
     let gso = skb.gso_size();
-    if gso == 0 { skb.len().wrapping_sub(l3 as u32) } else { (l4 - l3 + header) as u32 + gso }
+    if gso == 0 { skb.length().wrapping_sub(l3 as u32) } else { (l4 - l3 + header) as u32 + gso }
 }
 
 /// Asks the kernel's routing table for the way from the ingress device to `dst`; on success `fib`

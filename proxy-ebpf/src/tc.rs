@@ -22,7 +22,7 @@ use crate::{
     lb,
     maps::{CONFIG, DEVICES, Fib, Scratch},
     nat,
-    packet::Skb,
+    packet::{Skb, Unwritable},
     parse::{ETH_P_IP_BE, ETH_P_IPV6_BE, Parsed, Tcp, Udp, Unparsed},
     refuse::{self, Refusal},
     route::{self, NoHop},
@@ -101,7 +101,7 @@ fn parse<F: Family>(
         parsed => return parsed,
     }
     let want = l3 as u32 + LINEAR;
-    let len = skb.len();
+    let len = skb.length();
     if skb.pull(if len < want { len } else { want }).is_err() {
         return Err(Unparsed::Malformed);
     }
@@ -207,7 +207,7 @@ fn known<F: Family>(
 fn rewrite_known<F: Family>(skb: &mut Skb, s: &Scratch<F::Addr>, parsed: &Parsed) -> u64 {
     pack(match nat::rewrite::<F, _>(skb, parsed, &s.key, &s.row, false) {
         Ok(()) => Ok((NEXT, direction(s.row.flags))),
-        Err(()) => Err(Counter::DropRewrite),
+        Err(Unwritable) => Err(Counter::DropRewrite),
     })
 }
 
@@ -227,7 +227,7 @@ fn known_full_nat<F: Family>(skb: &mut Skb, parsed: &Parsed) -> u64 {
     let decision = match toward::<F>(skb, &mut s.fib, parsed, &s.row.dst) {
         Ok(()) => match nat::rewrite::<F, _>(skb, parsed, &s.key, &s.row, true) {
             Ok(()) => Ok((route::redirect(&s.fib, &mut s.hop), direction(s.row.flags))),
-            Err(()) => Err(Counter::DropRewrite),
+            Err(Unwritable) => Err(Counter::DropRewrite),
         },
         Err(no_way) => no_way.decide(),
     };
@@ -359,7 +359,7 @@ fn unknown<F: Family>(
     // A client behind an uplink and a backend elsewhere: the reply would not come back here.
     if !hairpin && (inside || local) && conntrack::create_dnat::<F>(s, choice, now)? {
         nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, false)
-            .map_err(|()| Counter::DropRewrite)?;
+            .map_err(|Unwritable| Counter::DropRewrite)?;
         return Ok((NEXT, Counter::NewFlow));
     }
     if let Err(no_way) = toward::<F>(skb, &mut s.fib, parsed, &s.backend.addr) {
@@ -372,7 +372,7 @@ fn unknown<F: Family>(
         owned::<F>(skb, key)
     })?;
     nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, true)
-        .map_err(|()| Counter::DropRewrite)?;
+        .map_err(|Unwritable| Counter::DropRewrite)?;
     Ok((route::redirect(&s.fib, &mut s.hop), Counter::NewFlow))
 }
 
@@ -386,7 +386,7 @@ fn translated<F: Family>(s: &mut Scratch<F::Addr>) -> bool {
     s.mate.proto = s.key.proto;
     s.mate.side = SIDE_EGRESS;
     s.mate.reserved = 0;
-    F::flows().get_ptr(&s.mate).is_some() || F::embryos().get_ptr(&s.mate).is_some()
+    F::flows().get_ptr(s.mate).is_some() || F::embryos().get_ptr(s.mate).is_some()
 }
 
 /// Whether a socket of the host has the tuple of `key` as (remote → local): the packet is a reply

@@ -42,6 +42,9 @@ pub struct Sweep {
     pub front_addresses: HashSet<IpAddr>,
 }
 
+/// A row with its key.
+type Half<A> = (FlowKey<A>, FlowRow<A>);
+
 /// Whether both halves of a flow have outlived their time. A half alone has only its own.
 fn expired<A>(
     key: &FlowKey<A>,
@@ -66,7 +69,7 @@ where
 {
     let mut seen = 0;
     let mut candidates = Vec::new();
-    sys::for_each_chunk(map.as_fd(), CHUNK, |rows: &[(FlowKey<F::Addr>, FlowRow<F::Addr>)]| {
+    sys::for_each_chunk(map.as_fd(), CHUNK, |rows: &[Half<F::Addr>]| {
         seen += rows.len() as u64;
         for (key, row) in rows {
             if expired(key, row, None, timeouts, now) {

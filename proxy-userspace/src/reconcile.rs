@@ -213,7 +213,7 @@ impl Reconciler {
                     self.planner.set_service(key, None);
                 }
                 for object in list {
-                    self.take_service(Change::Applied(object));
+                    self.take_service(Change::Applied(Box::new(object)));
                 }
             }
             Change::Applied(object) => {
@@ -248,7 +248,7 @@ impl Reconciler {
                     self.put_slice(key, None, Vec::new());
                 }
                 for object in list {
-                    self.take_slice(Change::Applied(object));
+                    self.take_slice(Change::Applied(Box::new(object)));
                 }
             }
             Change::Applied(object) => {
@@ -279,7 +279,7 @@ impl Reconciler {
                 self.listed[2] = true;
                 list.into_iter().find(|o| o.metadata.name.as_deref() == Some(&self.node_name))
             }
-            Change::Applied(object) => Some(object),
+            Change::Applied(object) => Some(*object),
             Change::Deleted(_) => None,
         };
         let node = node.map(|object| {

@@ -172,7 +172,8 @@ fn cluster_ips(spec: &core::ServiceSpec, report: &mut Report<'_>) -> Vec<IpAddr>
     for (i, text) in texts.iter().enumerate() {
         match parse_ip(text) {
             Some(ip) if ips.iter().any(|other| other.is_ipv4() == ip.is_ipv4()) => {
-                report.add(format!("spec.clusterIPs[{i}]"), "second address of its family; skipped")
+                report
+                    .add(format!("spec.clusterIPs[{i}]"), "second address of its family; skipped");
             }
             Some(ip) => ips.push(ip),
             None => report

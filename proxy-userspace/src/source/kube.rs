@@ -378,7 +378,7 @@ async fn hand_on<K: Kind>(
         }
         WatchEvent::Apply(mut object) => {
             object.trim();
-            events.send(K::event(Change::Applied(object))).await?;
+            events.send(K::event(Change::Applied(Box::new(object)))).await?;
         }
         WatchEvent::Delete(object) => events.send(K::event(Change::Deleted(object.key()))).await?,
     }

@@ -276,9 +276,9 @@ impl Directory {
             }
             events
                 .send(match object.clone() {
-                    Object::Service(o) => Event::Service(Change::Applied(*o)),
-                    Object::EndpointSlice(o) => Event::EndpointSlice(Change::Applied(*o)),
-                    Object::Node(o) => Event::Node(Change::Applied(*o)),
+                    Object::Service(o) => Event::Service(Change::Applied(o)),
+                    Object::EndpointSlice(o) => Event::EndpointSlice(Change::Applied(o)),
+                    Object::Node(o) => Event::Node(Change::Applied(o)),
                 })
                 .await?;
         }

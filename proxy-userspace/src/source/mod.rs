@@ -33,7 +33,7 @@ pub enum Change<T> {
     /// Until each kind has been replaced once, nothing is programmed.
     Replaced(Vec<T>),
     /// Added or modified.
-    Applied(T),
+    Applied(Box<T>),
     /// Deleted; by name, since the last content may be stale.
     Deleted(ObjectKey),
 }
