@@ -386,7 +386,7 @@ fn translated<F: Family>(s: &mut Scratch<F::Addr>) -> bool {
     s.mate.proto = s.key.proto;
     s.mate.side = SIDE_EGRESS;
     s.mate.reserved = 0;
-    F::flows().get_ptr(s.mate).is_some() || F::embryos().get_ptr(s.mate).is_some()
+    F::flows().get_ptr(&s.mate).is_some() || F::embryos().get_ptr(&s.mate).is_some()
 }
 
 /// Whether a socket of the host has the tuple of `key` as (remote → local): the packet is a reply

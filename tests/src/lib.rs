@@ -4,5 +4,6 @@
 
 pub mod manifest;
 pub mod netns;
+pub mod packet;
 pub mod traffic;
 pub mod world;

@@ -1,0 +1,258 @@
+//! The real programs on single packets (BPF_PROG_TEST_RUN), in a namespace with routes and
+//! neighbours, and with map rows that the test writes.
+
+use std::{
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
+    process::Command,
+    time::Duration,
+};
+
+use aya::{
+    Ebpf, EbpfLoader, TestRunOptions,
+    maps::{Map, MapData},
+    programs::{Program, SchedClassifier, TestRun as _},
+};
+use proxy_common::{
+    ABI_VERSION, Row,
+    config::NodeConfig,
+    counter::Counter,
+    device::{DeviceRow, ROLE_UPLINK, ROLE_WORKLOAD},
+    flow::Timeouts,
+    service::{
+        ADDRESS_CLUSTER_IP, ADDRESS_MASQUERADE, ADDRESS_NODE, ADDRESS_VIP, AddressRow,
+        BACKEND_ACTIVE, BACKEND_LOCAL, BackendRow, Pool, SERVICE_CLUSTER_IP, ServiceKey,
+        ServiceRow,
+    },
+};
+use proxy_userspace::datapath::{loader, sys};
+use weir_tests::netns::{Netns, run, unique_prefix};
+
+/// Device that packets enter by.
+const DEVICE: &str = "eth0";
+
+/// What a program did with a packet.
+#[derive(Debug)]
+pub struct Ran {
+    /// Return code; -1 is "next".
+    pub code: i32,
+    /// The packet after it.
+    pub frame: Vec<u8>,
+    /// Nanoseconds per run.
+    pub duration: Duration,
+}
+
+/// TCX_NEXT, TC_ACT_UNSPEC.
+pub const NEXT: i32 = -1;
+/// TC_ACT_SHOT.
+pub const DROP: i32 = 2;
+/// TC_ACT_REDIRECT.
+pub const REDIRECT: i32 = 7;
+
+/// Loaded programs with their own maps.
+pub struct Bench {
+    pub ebpf: Ebpf,
+    ifindex: u32,
+}
+
+fn data(map: &Map) -> &MapData {
+    match map {
+        Map::HashMap(d) | Map::LruHashMap(d) | Map::Array(d) | Map::PerCpuArray(d) => d,
+        _ => panic!("a kind of map the programs do not have"),
+    }
+}
+
+/// Runs a test inside a namespace of its own: device `eth0` with 10.9.0.1 and fd00:10:9::1, a
+/// neighbour 10.9.0.2 through which the pod networks are reached, forwarding on.
+pub fn with_bench(test: impl FnOnce(&mut Bench) + Send + 'static) {
+    let netns = Netns::new(&unique_prefix(), "bench").unwrap();
+    netns
+        .ip("link add eth0 address 02:00:00:00:00:01 type veth peer name peer0\n\
+             link set eth0 up\nlink set peer0 up\n\
+             addr add 10.9.0.1/24 dev eth0\naddr add fd00:10:9::1/64 dev eth0 nodad\n\
+             neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev eth0\n\
+             neigh add fd00:10:9::2 lladdr 02:00:00:00:00:02 dev eth0\n\
+             route add 10.1.0.0/16 via 10.9.0.2\nroute add fd00:10:1::/48 via fd00:10:9::2\n\
+             neigh add 10.9.0.100 lladdr 02:00:00:00:00:64 dev eth0\n\
+             neigh add fd00:10:9::100 lladdr 02:00:00:00:00:64 dev eth0")
+        .unwrap();
+    netns.sysctl(&[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")]).unwrap();
+    netns
+        .enter(move || {
+            let mut bench = Bench::load();
+            test(&mut bench);
+        })
+        .unwrap();
+}
+
+impl Bench {
+    fn load() -> Self {
+        let mut ebpf = EbpfLoader::new().load(loader::OBJECT).unwrap();
+        for (name, program) in ebpf.programs_mut() {
+            match program {
+                Program::SchedClassifier(p) => p.load().unwrap_or_else(|e| panic!("{name}: {e:?}")),
+                Program::CgroupSockAddr(p) => p.load().unwrap_or_else(|e| panic!("{name}: {e:?}")),
+                _ => panic!("{name} is of another kind"),
+            }
+        }
+        let shown = run(Command::new("ip").args(["-o", "link", "show", DEVICE])).unwrap();
+        let ifindex = shown.split(':').next().unwrap().parse().unwrap();
+        let bench = Self { ebpf, ifindex };
+        bench.put(
+            "CONFIG",
+            &0u32,
+            &NodeConfig {
+                host_netns: 1,
+                tick_shift: 10,
+                flags: 0,
+                abi: ABI_VERSION,
+                hz: 1_000,
+                snat_first: 20_000,
+                snat_last: 20_999,
+                masquerade4: [10, 9, 0, 1],
+                masquerade6: "fd00:10:9::1".parse::<std::net::Ipv6Addr>().unwrap().octets(),
+                timeouts: Timeouts::SECONDS,
+            },
+        );
+        bench.set_role(ROLE_WORKLOAD);
+        let own = AddressRow { flags: ADDRESS_NODE | ADDRESS_MASQUERADE };
+        bench.put("ADDRESSES4", &[10u8, 9, 0, 1], &own);
+        bench.put("ADDRESSES6", &v6("fd00:10:9::1"), &own);
+        bench
+    }
+
+    /// Makes the device an uplink or a workload.
+    pub fn set_role(&self, role: u32) {
+        let row = DeviceRow { role, flags: 0, masquerade4: [0; 4], masquerade6: [0; 16] };
+        self.put("DEVICES", &self.ifindex, &row);
+    }
+
+    /// The same by name.
+    pub fn outside(&self) {
+        self.set_role(ROLE_UPLINK);
+    }
+
+    fn fd(&self, map: &str) -> BorrowedFd<'_> {
+        data(self.ebpf.map(map).unwrap_or_else(|| panic!("no map {map}"))).fd().as_fd()
+    }
+
+    /// Writes a row.
+    pub fn put<K: Row, V: Row>(&self, map: &str, key: &K, value: &V) {
+        sys::update(self.fd(map), key, value).unwrap_or_else(|e| panic!("{map}: {e}"));
+    }
+
+    /// Reads a row.
+    pub fn get<K: Row, V: Row>(&self, map: &str, key: &K) -> Option<V> {
+        sys::lookup(self.fd(map), key).unwrap()
+    }
+
+    /// Rows of a map.
+    pub fn rows<K: Row, V: Row>(&self, map: &str) -> Vec<(K, V)> {
+        let mut all = Vec::new();
+        sys::for_each_chunk(self.fd(map), 1_024, |rows| all.extend_from_slice(rows)).unwrap();
+        all
+    }
+
+    /// A counter's value.
+    pub fn count(&self, counter: Counter) -> u64 {
+        let cpus = aya::util::nr_cpus().unwrap();
+        sys::lookup_per_cpu(self.fd("COUNTERS"), counter as u32, cpus).unwrap().iter().sum()
+    }
+
+    /// Puts a backend in place.
+    pub fn backend(
+        &self,
+        id: u32,
+        to: &str,
+        service: u32,
+        state: u8,
+        generation: u32,
+        local: bool,
+    ) {
+        let flags = if local { BACKEND_LOCAL } else { 0 };
+        match to.parse().unwrap() {
+            SocketAddr::V4(a) => {
+                let (addr, port) = (a.ip().octets(), a.port());
+                let row = BackendRow { addr, port, state, flags, service, generation };
+                self.put("BACKENDS4", &id, &row);
+            }
+            SocketAddr::V6(a) => {
+                let (addr, port) = (a.ip().octets(), a.port());
+                let row = BackendRow { addr, port, state, flags, service, generation };
+                self.put("BACKENDS6", &id, &row);
+            }
+        }
+    }
+
+    /// Makes a ClusterIP front end whose pool are these backends (ids from `first` on).
+    pub fn service(
+        &self,
+        at: &str,
+        proto: u8,
+        service: u32,
+        first: u32,
+        backends: &[&str],
+        local: bool,
+    ) {
+        let at: SocketAddr = at.parse().unwrap();
+        let family = if at.is_ipv4() { 4 } else { 6 };
+        for (i, backend) in backends.iter().enumerate() {
+            let id = first + i as u32;
+            self.backend(id, backend, service, BACKEND_ACTIVE, 1, local);
+            self.put(&format!("SLOTS{family}"), &id, &id);
+        }
+        let pool = Pool { first, count: backends.len() as u32 };
+        let row = ServiceRow { service, flags: SERVICE_CLUSTER_IP, inside: pool, outside: pool };
+        let address = AddressRow { flags: ADDRESS_VIP | ADDRESS_CLUSTER_IP };
+        match at {
+            SocketAddr::V4(a) => {
+                let addr = a.ip().octets();
+                self.put(
+                    "SERVICES4",
+                    &ServiceKey { addr, port: a.port(), proto, reserved: 0 },
+                    &row,
+                );
+                self.put("ADDRESSES4", &addr, &address);
+            }
+            SocketAddr::V6(a) => {
+                let addr = a.ip().octets();
+                self.put(
+                    "SERVICES6",
+                    &ServiceKey { addr, port: a.port(), proto, reserved: 0 },
+                    &row,
+                );
+                self.put("ADDRESSES6", &addr, &address);
+            }
+        }
+    }
+
+    /// Runs a program on a frame.
+    pub fn run(&mut self, program: &str, frame: &[u8]) -> Ran {
+        self.repeat(program, frame, 1)
+    }
+
+    /// Runs it many times on the same frame.
+    pub fn repeat(&mut self, program: &str, frame: &[u8], repeat: u32) -> Ran {
+        let ifindex = self.ifindex;
+        let program: &mut SchedClassifier =
+            self.ebpf.program_mut(program).unwrap().try_into().unwrap();
+        let mut out = vec![0u8; frame.len() + 256];
+        // struct __sk_buff: only `ifindex`, the eleventh word, is set.
+        let mut context = [0u8; 192];
+        context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
+        let mut options = TestRunOptions::new();
+        options.data_in = Some(frame);
+        options.data_out = Some(&mut out);
+        options.ctx_in = Some(&context);
+        options.repeat = repeat;
+        let result = program.test_run(options).unwrap();
+        let len = result.data_size_out as usize;
+        out.truncate(len);
+        Ran { code: result.return_value as i32, frame: out, duration: result.duration }
+    }
+}
+
+/// Octets of an IPv6 address.
+pub fn v6(text: &str) -> [u8; 16] {
+    text.parse::<std::net::Ipv6Addr>().unwrap().octets()
+}
