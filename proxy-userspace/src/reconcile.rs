@@ -316,7 +316,8 @@ impl Reconciler {
         }
     }
 
-    fn release(&mut self, in_use: &HashSet<IpAddr>) {
+    /// Lets go of retired addresses that no flow uses.
+    pub fn release(&mut self, in_use: &HashSet<IpAddr>) {
         let free: Vec<IpAddr> =
             self.planner.retired().into_iter().filter(|ip| !in_use.contains(ip)).collect();
         if !free.is_empty() {
