@@ -2,6 +2,7 @@
 //!
 //! All traffic stays inside namespaces that the test made; none has a way out.
 
+pub mod apiserver;
 pub mod manifest;
 pub mod netns;
 pub mod packet;
