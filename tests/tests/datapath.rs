@@ -13,6 +13,9 @@ use proxy_common::{
 use support::{Bench, DROP, NEXT, REDIRECT, Ran, with_bench};
 use weir_tests::packet::{ACK, FIN, Packet, Proto, RST, Read, SYN, read};
 
+/// A row of a flow table with its key.
+type Half = (FlowKey<[u8; 4]>, FlowRow<[u8; 4]>);
+
 /// A family's addresses in these tests.
 struct Family {
     client: &'static str,
@@ -107,10 +110,10 @@ fn a_flow_from_first_packet_to_reply() {
         assert_eq!(bench.count(Counter::NewFlow), 4);
         assert_eq!(bench.count(Counter::Reply), 4);
         assert_eq!(bench.count(Counter::Forward), 4);
-        let flows: Vec<(FlowKey<[u8; 4]>, FlowRow<[u8; 4]>)> = bench.rows("FLOWS4");
+        let flows: Vec<Half> = bench.rows("FLOWS4");
         assert_eq!(flows.len(), 4, "two flows, two halves each");
         assert!(flows.iter().all(|(_, row)| row.state == STATE_ESTABLISHED));
-        let embryos: Vec<(FlowKey<[u8; 4]>, FlowRow<[u8; 4]>)> = bench.rows("EMBRYOS4");
+        let embryos: Vec<Half> = bench.rows("EMBRYOS4");
         assert_eq!(embryos.len(), 0, "promoted by the reply");
     });
 }
@@ -318,7 +321,7 @@ fn a_repeated_syn_keeps_its_backend_and_a_new_one_after_the_end_draws_again() {
             assert_eq!(parsed(&bench.run("tc_egress", &fin.build())).src, syn.dst);
         }
         assert_eq!(seen.len(), backends.len(), "{seen:?}");
-        let flows: Vec<(FlowKey<[u8; 4]>, FlowRow<[u8; 4]>)> = bench.rows("FLOWS4");
+        let flows: Vec<Half> = bench.rows("FLOWS4");
         assert_eq!(flows.len(), 2, "one flow: the older ones were replaced");
         assert!(flows.iter().all(|(_, row)| row.state == STATE_CLOSED));
     });

@@ -302,7 +302,10 @@ fn get(server: &ApiServer, target: &str) -> (u64, Value) {
         if head.contains("chunked") {
             if len == 0 || body.ends_with("0\r\n\r\n") {
                 let events = body.lines().filter(|l| l.starts_with('{'));
-                return (status, events.map(|l| serde_json::from_str::<Value>(l).unwrap()).collect());
+                return (
+                    status,
+                    events.map(|l| serde_json::from_str::<Value>(l).unwrap()).collect(),
+                );
             }
         } else if let Ok(value) = serde_json::from_str(body) {
             return (status, value);
