@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
     ops::RangeInclusive,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -41,6 +41,9 @@ use crate::{
 
 /// Events that may wait in memory; more wait in the source.
 const EVENT_QUEUE: usize = 1_024;
+
+/// Pause after the network could not be read.
+const NET_RETRY: Duration = Duration::from_millis(500);
 
 /// NodePorts of a default API server (`--service-node-port-range`).
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
@@ -196,9 +199,12 @@ impl Follower {
             self.attached.keys().filter(|i| !network.devices.contains_key(i)).copied().collect();
         for ifindex in gone {
             self.attached.remove(&ifindex);
-            self.pins.delete_device(ifindex).context("delete a row of DEVICES")?;
-            attacher.forget_device(ifindex).context("remove the pins of a device that is gone")?;
             tracing::debug!(ifindex, "device gone");
+            // What is left behind is a row or pin that the next device with this index replaces.
+            let forgotten = self.pins.delete_device(ifindex).and(attacher.forget_device(ifindex));
+            if let Err(error) = forgotten {
+                tracing::warn!(ifindex, %error, "traces of a device that is gone stay");
+            }
         }
         self.failed.retain(|ifindex| network.devices.contains_key(ifindex));
         for device in network.devices.values().filter(|d| !d.loopback) {
@@ -212,20 +218,17 @@ impl Follower {
             if known.is_some_and(|(t, r)| *t == target && *r == row) {
                 continue;
             }
-            // The row first: a program must never meet a device it knows nothing of.
-            self.pins
-                .set_device(device.ifindex, &row)
-                .with_context(|| format!("write the row of {} in DEVICES", device.name))?;
-            if known.is_none_or(|(t, _)| t.layer3 != target.layer3) {
-                if let Err(error) = attacher.attach_device(&target) {
-                    // It may have vanished meanwhile; if not, this is tried with every change.
-                    if self.failed.insert(device.ifindex) {
-                        let error = format!("{:#}", anyhow::Error::new(error));
-                        tracing::warn!(device = device.name, error, "device not served");
-                    }
-                    continue;
+            let new = known.is_none_or(|(t, _)| t.layer3 != target.layer3);
+            if let Err(error) = self.serve(attacher, &target, &row, new) {
+                // It may have vanished meanwhile; if not, this is tried with every change.
+                if self.failed.insert(device.ifindex) {
+                    let error = format!("{error:#}");
+                    tracing::warn!(device = device.name, error, "device not served");
                 }
-                self.failed.remove(&device.ifindex);
+                continue;
+            }
+            self.failed.remove(&device.ifindex);
+            if new {
                 let role = if row.role == ROLE_UPLINK { "uplink" } else { "workload" };
                 tracing::info!(
                     device = device.name,
@@ -237,6 +240,21 @@ impl Follower {
             self.attached.insert(device.ifindex, (target, row));
         }
         self.health.set_unserved_devices(self.failed.len());
+        Ok(())
+    }
+
+    /// The row first: a program must never meet a device it knows nothing of.
+    fn serve(
+        &self,
+        attacher: &mut Attacher,
+        target: &Target,
+        row: &DeviceRow,
+        new: bool,
+    ) -> Result<()> {
+        self.pins.set_device(target.ifindex, row).context("write its row in DEVICES")?;
+        if new {
+            attacher.attach_device(target)?;
+        }
         Ok(())
     }
 
@@ -326,7 +344,17 @@ async fn follow(
                 follower.inherited = None;
             }
         }
-        let network = watcher.read().await?;
+        let network = loop {
+            match watcher.read().await {
+                Ok(network) => break network,
+                Err(error) => {
+                    // A dump that changes interrupt. The next notification may not come.
+                    let error = format!("{:#}", anyhow::Error::new(error));
+                    tracing::warn!(error, "network unreadable, will retry");
+                    tokio::time::sleep(NET_RETRY).await;
+                }
+            }
+        };
         let node: Vec<IpAddr> =
             node.borrow_and_update().as_ref().map(|n| n.addresses.clone()).unwrap_or_default();
         tokio::task::block_in_place(|| follower.apply(attacher, &network, &node))?;

@@ -81,6 +81,9 @@ pub struct Store {
 
 type Failure = (u16, String);
 
+/// Type and object.
+type WatchEvent = (&'static str, Value);
+
 impl Store {
     /// The newest version.
     pub fn version(&self) -> u64 {
@@ -168,7 +171,7 @@ impl Store {
         &self,
         selection: &Selection,
         request: &Request,
-    ) -> Result<(u64, Vec<(&'static str, Value)>), String> {
+    ) -> Result<(u64, Vec<WatchEvent>), String> {
         let added =
             || self.selected(selection).into_iter().map(|o| ("ADDED", o)).collect::<Vec<_>>();
         if request.flag("sendInitialEvents") {
@@ -186,7 +189,7 @@ impl Store {
     }
 
     /// What happened to the selected set since a version.
-    pub fn events_after(&self, selection: &Selection, version: u64) -> Vec<(&'static str, Value)> {
+    pub fn events_after(&self, selection: &Selection, version: u64) -> Vec<WatchEvent> {
         self.history
             .iter()
             .filter(|(at, kind, ..)| *at > version && kind == selection.kind)
