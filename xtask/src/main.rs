@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Parser, Subcommand};
+use setup::Purpose;
 
 #[derive(Parser)]
 #[command(name = "xtask", about = "Builds, tests and demonstrates Weir")]
@@ -41,24 +42,47 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Task::Setup => setup::run(),
-        Task::Build => build(),
-        Task::Demo(args) => setup::run().and_then(|()| demo::run(&args)),
-        Task::Test(args) => setup::run().and_then(|()| test::run(&args)),
-        Task::Lint => lint::check(),
-        Task::Measure => measure::run_measurement(),
-        Task::Ci => setup::run()
-            .and_then(|()| lint::check())
-            .and_then(|()| test::run(&test::Args::default())),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    match perform(&Cli::parse().command) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Does it; false if tests failed, which their summary has said already.
+fn perform(task: &Task) -> Result<bool> {
+    match task {
+        Task::Setup => setup::run(Purpose::Develop)?,
+        Task::Build => {
+            setup::run(Purpose::Use)?;
+            build()?;
+        }
+        Task::Demo(args) => {
+            setup::run(Purpose::Use)?;
+            demo::run(args)?;
+        }
+        Task::Test(args) => {
+            setup::run(Purpose::Use)?;
+            return test::run(args);
+        }
+        Task::Lint => {
+            setup::run(Purpose::Develop)?;
+            lint::check()?;
+        }
+        Task::Measure => {
+            setup::run(Purpose::Use)?;
+            measure::run_measurement()?;
+        }
+        Task::Ci => {
+            setup::run(Purpose::Develop)?;
+            lint::check()?;
+            return test::run(&test::Args::default());
+        }
+    }
+    Ok(true)
 }
 
 /// The workspace.

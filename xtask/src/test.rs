@@ -44,6 +44,8 @@ const TIERS: &[Tier] = &[
                 "--package",
                 "proxy-userspace",
                 "--package",
+                "weir-tests",
+                "--package",
                 "xtask",
                 "--lib",
                 "--bins",
@@ -92,12 +94,30 @@ const TIERS: &[Tier] = &[
     },
 ];
 
-/// Counts of one `cargo test`.
+/// Numbers of a result line, or sums of them.
 #[derive(Clone, Copy, Default)]
 struct Counts {
     passed: u64,
     failed: u64,
     ignored: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.ignored += other.ignored;
+    }
+}
+
+/// What one or more `cargo test` said.
+#[derive(Default)]
+struct Report {
+    counts: Counts,
+    /// Names of tests that failed.
+    failed: Vec<String>,
+    /// Why the numbers are not to be trusted.
+    faults: Vec<String>,
 }
 
 /// Reads "test result: ok. 3 passed; 0 failed; 1 ignored; …".
@@ -126,8 +146,9 @@ fn lacking() -> Option<String> {
     None
 }
 
-/// Runs the tiers in order, all of them even if one fails.
-pub fn run(args: &Args) -> Result<()> {
+/// Runs the tiers in order, all of them even if one fails. False if a test failed or a tier did
+/// not do its part; the last line printed is the sum of all tiers.
+pub fn run(args: &Args) -> Result<bool> {
     if let Some(tier) = &args.tier
         && !TIERS.iter().any(|t| t.name == tier)
     {
@@ -143,80 +164,91 @@ pub fn run(args: &Args) -> Result<()> {
         "weir-tests",
         "--bins",
     ]))?;
-    let mut total = Counts::default();
-    let mut faults = Vec::new();
+    let mut total = Report::default();
     let mut summary = Vec::new();
     for tier in TIERS.iter().filter(|t| args.tier.as_ref().is_none_or(|name| t.name == name)) {
         println!("\n=== {}: {} ===", tier.name, tier.what);
-        if let (true, Some(what)) = (tier.root, lacking()) {
-            println!("cannot run: this tier needs {what}");
-            faults.push(format!("tier {} cannot run", tier.name));
-            continue;
-        }
         let start = Instant::now();
-        let mut sum = Counts::default();
-        for run in tier.runs {
-            match cargo_test(run, tier.threads, args.filter.as_deref()) {
-                Ok((counts, ok)) => {
-                    sum.passed += counts.passed;
-                    sum.failed += counts.failed;
-                    sum.ignored += counts.ignored;
-                    if !ok && counts.failed == 0 {
-                        faults.push(format!("tier {} did not build or broke off", tier.name));
-                    }
-                }
-                Err(error) => faults.push(format!("tier {}: {error:#}", tier.name)),
-            }
-        }
-        if sum.passed + sum.failed == 0 && args.filter.is_none() {
-            faults.push(format!("tier {} ran no test", tier.name));
-        }
-        if sum.ignored > 0 {
-            faults.push(format!("tier {} ignored {} tests", tier.name, sum.ignored));
-        }
-        summary.push(format!(
-            "{:8} {:4} passed, {} failed, {:.0} s",
-            tier.name,
-            sum.passed,
-            sum.failed,
-            start.elapsed().as_secs_f64()
-        ));
-        total.passed += sum.passed;
-        total.failed += sum.failed;
+        let report = tier.run(args.filter.as_deref());
+        let Counts { passed, failed, .. } = report.counts;
+        let seconds = start.elapsed().as_secs_f64();
+        summary.push(format!("{:8} {passed:4} passed, {failed} failed, {seconds:.0} s", tier.name));
+        total.counts += report.counts;
+        total.failed.extend(report.failed.iter().map(|name| format!("{}: {name}", tier.name)));
+        total.faults.extend(report.faults.iter().map(|what| format!("{}: {what}", tier.name)));
     }
     println!("\n=== summary ===");
     for line in summary {
         println!("{line}");
     }
-    for fault in &faults {
-        println!("FAULT: {fault}");
+    for name in &total.failed {
+        println!("FAILED {name}");
     }
-    println!("\n{} passed, {} failed", total.passed, total.failed);
-    if total.failed > 0 || !faults.is_empty() {
-        bail!("{} tests failed, {} faults", total.failed, faults.len());
+    for fault in &total.faults {
+        println!("FAULT {fault}");
     }
-    Ok(())
+    println!("\n{} passed, {} failed", total.counts.passed, total.counts.failed);
+    Ok(total.counts.failed == 0 && total.faults.is_empty())
+}
+
+impl Tier {
+    fn run(&self, filter: Option<&str>) -> Report {
+        let mut report = Report::default();
+        if let (true, Some(what)) = (self.root, lacking()) {
+            println!("cannot run: this tier needs {what}");
+            report.faults.push(format!("did not run: it needs {what}"));
+            return report;
+        }
+        for run in self.runs {
+            if let Err(error) = cargo_test(run, self.threads, filter, &mut report) {
+                report.faults.push(format!("{error:#}"));
+            }
+        }
+        let Counts { passed, failed, ignored } = report.counts;
+        if passed + failed == 0 && filter.is_none() {
+            report.faults.push("ran no test".to_owned());
+        }
+        if ignored > 0 {
+            report.faults.push(format!("left out {ignored} tests (`#[ignore]`)"));
+        }
+        report
+    }
 }
 
 /// One `cargo test`; what it prints is passed on.
-fn cargo_test(what: &[&str], threads: &str, filter: Option<&str>) -> Result<(Counts, bool)> {
+fn cargo_test(
+    what: &[&str],
+    threads: &str,
+    filter: Option<&str>,
+    report: &mut Report,
+) -> Result<()> {
     let mut command = cargo();
     command.arg("test").args(what).arg("--no-fail-fast");
     command.args(filter).args(["--", "--test-threads", threads]);
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("run cargo test")?;
-    let mut sum = Counts::default();
-    for line in BufReader::new(child.stdout.take().context("stdout")?).lines() {
-        let line = line?;
+    let before = report.counts.failed;
+    for line in BufReader::new(child.stdout.take().context("stdout of cargo test")?).lines() {
+        let line = line.context("read from cargo test")?;
         println!("{line}");
         if let Some(counts) = counts(&line) {
-            sum.passed += counts.passed;
-            sum.failed += counts.failed;
-            sum.ignored += counts.ignored;
+            report.counts += counts;
+        }
+        if let Some(name) = failed_name(&line) {
+            report.failed.push(name.to_owned());
         }
     }
-    let ok = child.wait()?.success();
-    Ok((sum, ok))
+    let status = child.wait().context("wait for cargo test")?;
+    // A test binary that breaks off prints no result line.
+    if !status.success() && report.counts.failed == before {
+        bail!("cargo test did not build, or a test binary broke off ({status})");
+    }
+    Ok(())
+}
+
+/// Reads "test some::name ... FAILED".
+fn failed_name(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
 #[cfg(test)]
@@ -230,6 +262,8 @@ mod tests {
         let counts = counts(line).unwrap();
         assert_eq!((counts.passed, counts.failed, counts.ignored), (6, 3, 1));
         assert!(super::counts("test a ... ok").is_none());
+        assert_eq!(failed_name("test flow::a_case ... FAILED"), Some("flow::a_case"));
+        assert_eq!(failed_name("test flow::a_case ... ok"), None);
     }
 
     #[test]

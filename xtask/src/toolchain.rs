@@ -20,7 +20,7 @@ use std::{
 };
 
 /// Debian's compiler; rustup's own is found first on `PATH`, so it is named in full.
-const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+pub const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
 /// Separates arguments in `CARGO_ENCODED_RUSTFLAGS`.
 const UNIT_SEPARATOR: &str = "\x1f";
@@ -44,18 +44,27 @@ const FOREIGN: &[&str] = &[
 #[derive(Debug)]
 pub struct Missing {
     what: String,
+    remedy: &'static str,
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; `cargo xtask setup` installs what is missing", self.what)
+        write!(f, "{}; {}", self.what, self.remedy)
     }
 }
 
 impl std::error::Error for Missing {}
 
 fn missing(what: impl Into<String>) -> Missing {
-    Missing { what: what.into() }
+    Missing { what: what.into(), remedy: "`cargo xtask setup` installs what is missing" }
+}
+
+/// What the environment names is not usable.
+fn misnamed(variable: &str, path: &Path, fault: &str) -> Missing {
+    Missing {
+        what: format!("{variable}={} {fault}", path.display()),
+        remedy: "correct the variable, or unset it to have the usual places searched",
+    }
 }
 
 /// Where `core` comes from.
@@ -70,7 +79,8 @@ pub enum Core {
 /// A complete toolchain for the BPF target.
 #[derive(Clone, Debug)]
 pub struct Toolchain {
-    core: Core,
+    /// Where `core` comes from, and with it the compiler.
+    pub core: Core,
     linker: PathBuf,
 }
 
@@ -100,7 +110,10 @@ impl Toolchain {
     /// A cargo command on the kernel programs: `build`, `check` or such, with everything set that
     /// the target needs. `flags` are further compiler flags.
     pub fn cargo(&self, root: &Path, subcommand: &str, flags: &[&str]) -> Command {
-        let mut cargo = Command::new("cargo");
+        let mut cargo = match &self.core {
+            Core::Shipped(_) => Command::new("cargo"),
+            Core::Built(_) => Command::new("rustup"),
+        };
         for name in FOREIGN {
             cargo.env_remove(name);
         }
@@ -110,7 +123,7 @@ impl Toolchain {
                 cargo.env("RUSTC", rustc).env("RUSTC_BOOTSTRAP", "1").arg(subcommand);
             }
             Core::Built(name) => {
-                cargo.arg(format!("+{name}")).arg(subcommand).arg("-Zbuild-std=core");
+                cargo.args(["run", name, "cargo", subcommand, "-Zbuild-std=core"]);
             }
         }
         cargo
@@ -151,11 +164,8 @@ pub fn compiler() -> Result<Core, Missing> {
         if has_core(&rustc) {
             return Ok(Core::Shipped(rustc));
         }
-        return Err(missing(format!(
-            "WEIR_BPF_RUSTC={} has no `core` for {}",
-            rustc.display(),
-            target()
-        )));
+        let fault = format!("has no `core` for {}", target());
+        return Err(misnamed("WEIR_BPF_RUSTC", &rustc, &fault));
     }
     if let Some(name) = nightly_with_source() {
         return Ok(Core::Built(name));
@@ -212,7 +222,7 @@ pub fn linker() -> Result<PathBuf, Missing> {
         if linker.is_file() {
             return Ok(linker);
         }
-        return Err(missing(format!("WEIR_BPF_LINKER={} is not a file", linker.display())));
+        return Err(misnamed("WEIR_BPF_LINKER", &linker, "is not a file"));
     }
     let mut places: Vec<PathBuf> =
         env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default();
