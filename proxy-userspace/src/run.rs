@@ -65,6 +65,10 @@ pub async fn run(config: Config) -> Result<()> {
     let address = config.run.healthz_bind_address;
     tasks.spawn(named("health server", health::serve(address, health.clone())));
 
+    // What cannot work is said before anything on the node is touched.
+    if let SourceConfig::Kubernetes(kubeconfig) = &config.source {
+        kube::KubeConfig::new(kubeconfig.clone(), config.node_name.clone()).check().await?;
+    }
     loader::check_mounts(&config.run.bpffs.bpffs, &config.run.cgroup)?;
     let mut loaded = loader::load(&config.run.bpffs.bpffs, &config.sizes)?;
     let clock =

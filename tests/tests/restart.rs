@@ -163,3 +163,59 @@ fn clsact_filters_serve_and_are_replaced() {
     let filters = String::from_utf8_lossy(&filters.unwrap().stdout).into_owned();
     assert!(!filters.contains("tc_ingress"), "{filters}");
 }
+
+/// Starts `weir run` with these flags in a node of its own; gives what it says as it fails.
+fn refused(world: &World, flags: &[&str]) -> String {
+    let node = world.place("node2");
+    let mut command = node.netns.command(weir_tests::world::weir_binary(), node.cgroup.as_deref());
+    let output = command.arg("run").args(flags).output().unwrap();
+    assert!(!output.status.success(), "weir started with {flags:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn what_cannot_work_is_named_with_its_remedy() {
+    let world = World::new().unwrap();
+    let dir = world.dir.display().to_string();
+    let cgroup = world.place("node2").cgroup.clone().unwrap().display().to_string();
+    let bpffs = world.bpffs("node2");
+    std::fs::create_dir_all(&bpffs).unwrap();
+    let bpffs = bpffs.display().to_string();
+    let flags = ["--manifests", &dir, "--node-name", "node2"];
+
+    let error = refused(&world, &[&flags[..], &["--bpffs", &dir, "--cgroup", &cgroup]].concat());
+    assert!(
+        error.contains("is not a bpf file system") && error.contains("mount -t bpf"),
+        "{error}"
+    );
+    let error = refused(&world, &[&flags[..], &["--bpffs", &bpffs, "--cgroup", &dir]].concat());
+    assert!(error.contains("cgroup v2") && error.contains("--cgroup"), "{error}");
+    let error = refused(&world, &["--manifests", "/nonexistent", "--devices", "a*b"]);
+    assert!(error.contains("/nonexistent") && error.contains("`a*b`"), "{error}");
+    let error = refused(&world, &["--bpffs", &bpffs, "--cgroup", &cgroup, "--node-name", "node2"]);
+    assert!(error.contains("give --kubeconfig or --manifests"), "{error}");
+
+    // A table of another size is kept, since it holds the flows.
+    let service = service(&world);
+    let small = ["--max-services", "1000"];
+    let mut agent = world.start_with("node2", &service.objects(), &small).unwrap();
+    agent.stop().unwrap();
+    let mut agent = world.start("node2", &service.objects()).unwrap();
+    assert!(agent.log().contains("pinned table keeps its size"), "{}", agent.log());
+    agent.stop().unwrap();
+    agent.weir(&["cleanup"]).unwrap();
+
+    // Something else under a pin's name.
+    let all = [&flags[..], &["--bpffs", &bpffs, "--cgroup", &cgroup]].concat();
+    let pins = std::path::Path::new(&bpffs).join("weir/maps");
+    std::fs::create_dir_all(&pins).unwrap();
+    let made = std::process::Command::new("bpftool")
+        .args(["map", "create"])
+        .arg(pins.join("CONFIG"))
+        .args(["type", "array", "key", "4", "value", "8", "entries", "1", "name", "foreign"])
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let error = refused(&world, &all);
+    assert!(error.contains("maps/CONFIG") && error.contains("value size is 8"), "{error}");
+}

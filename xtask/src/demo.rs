@@ -221,8 +221,9 @@ fn look_closer(world: &World, keep: bool, agent: &Agent) -> Result<()> {
     println!("  bpftool link show pinned {}", pins.join("links/sock4_connect").display());
     println!("  bpftool prog show name tc_ingress");
     println!(
-        "  nsenter --net=/run/netns/{} curl --http0.9 -m 1 telnet://10.96.0.10:80   # then type who",
-        world.place("p1a").netns.name
+        "  nsenter --net=/run/netns/{} {} ask --count 9 10.96.0.10:80",
+        world.place("p1a").netns.name,
+        std::env::var("WEIR_TRAFFIC").unwrap_or_else(|_| "weir-traffic".to_owned())
     );
     Ok(())
 }

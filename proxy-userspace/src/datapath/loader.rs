@@ -201,8 +201,17 @@ fn check_pins(paths: &PinPaths, specs: &[layout::MapSpec]) -> Result<bool, LoadE
             Ok(info) => info,
             Err(source) => return Err(PinError::Open { path, source }.into()),
         };
-        if let Err(what) = pins::check(&info, spec, true) {
+        if let Err(what) = pins::check(&info, spec) {
             return Err(PinError::Foreign { path, what }.into());
+        }
+        if info.max_entries != spec.max_entries {
+            // A table of another size still has all flows; a new one would lose them.
+            tracing::warn!(
+                map = spec.name,
+                rows = info.max_entries,
+                wanted = spec.max_entries,
+                "pinned table keeps its size; `weir cleanup` makes room for another"
+            );
         }
         if spec.name == "CONFIG" {
             let config: Option<proxy_common::config::NodeConfig> =

@@ -83,14 +83,13 @@ impl PinPaths {
     }
 }
 
-/// What differs between a pinned object and what it must be. Capacity is compared only if `exact`.
-pub fn check(info: &sys::MapInfo, spec: &MapSpec, exact: bool) -> Result<(), String> {
+/// What differs between a pinned object and what it must be. Any capacity will do.
+pub fn check(info: &sys::MapInfo, spec: &MapSpec) -> Result<(), String> {
     let pairs = [
         ("type", info.map_type, spec.map_type),
         ("key size", info.key_size, spec.key_size),
         ("value size", info.value_size, spec.value_size),
         ("flags", info.map_flags, spec.flags),
-        ("rows", info.max_entries, if exact { spec.max_entries } else { info.max_entries }),
     ];
     for (what, is, must) in pairs {
         if is != must {
@@ -142,7 +141,7 @@ fn open(paths: &PinPaths, name: &str) -> Result<OwnedFd, PinError> {
         Err(source) => return Err(PinError::Open { path, source }),
     };
     if let Some(spec) = specs.iter().find(|spec| spec.name == name)
-        && let Err(what) = check(&info, spec, false)
+        && let Err(what) = check(&info, spec)
     {
         return Err(PinError::Foreign { path, what });
     }

@@ -55,6 +55,11 @@ impl KubeConfig {
         Self { kubeconfig, node_name, idle: STALE, stream_lists: true }
     }
 
+    /// Whether the cluster's address and credentials are known, without asking it anything.
+    pub async fn check(&self) -> Result<()> {
+        self.client().await.map(drop)
+    }
+
     async fn client(&self) -> Result<(Client, String)> {
         let mut config = match &self.kubeconfig {
             Some(path) => {
