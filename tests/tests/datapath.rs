@@ -32,9 +32,6 @@ const FAMILIES: [Family; 2] = [
     },
 ];
 
-/// Rows of `FLOWS4` or `EMBRYOS4`.
-type Flows4 = Vec<(FlowKey<[u8; 4]>, FlowRow<[u8; 4]>)>;
-
 const PROTOS: [(Proto, u8); 2] = [(Proto::Tcp, IPPROTO_TCP), (Proto::Udp, IPPROTO_UDP)];
 
 fn parsed(ran: &Ran) -> Read {
