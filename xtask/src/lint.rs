@@ -21,12 +21,15 @@ pub fn check() -> Result<()> {
         .args(["--", "-D", "warnings"]))?;
     kernel_programs()?;
     println!("lint: documentation");
-    run(cargo()
-        .args(["doc", "--quiet", "--no-deps", "--workspace", "--exclude", "proxy-ebpf"])
-        .env("RUSTDOCFLAGS", "-D warnings"))?;
-    run(cargo()
-        .args(["doc", "--quiet", "--no-deps", "--package", "proxy-ebpf", "--lib"])
-        .env("RUSTDOCFLAGS", "-D warnings"))?;
+    for what in
+        [&["--workspace", "--exclude", "proxy-ebpf"][..], &["--package", "proxy-ebpf", "--lib"]]
+    {
+        // It is for people who work on the code, so it shows private items and may link to them.
+        run(cargo()
+            .args(["doc", "--quiet", "--no-deps", "--document-private-items"])
+            .args(what)
+            .env("RUSTDOCFLAGS", "-D warnings -A rustdoc::private_intra_doc_links"))?;
+    }
     dependencies()
 }
 
