@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use weir_tests::{
     traffic::Outcome,
-    world::{Agent, World},
+    world::{Agent, World, traffic_binary, weir_binary},
 };
 
 use crate::{cargo, root, run as run_command};
@@ -121,12 +121,6 @@ pub fn run(args: &Args) -> Result<()> {
         "--package",
         "weir-tests",
     ]))?;
-    let binaries = root().join("target/debug");
-    // SAFETY: no other thread runs yet.
-    unsafe {
-        std::env::set_var("WEIR", binaries.join("weir"));
-        std::env::set_var("WEIR_TRAFFIC", binaries.join("weir-traffic"));
-    }
     let start = Instant::now();
     let world = World::new().context("make the world")?;
     let agents = [world.start("node1", &[])?, world.start("node2", &[])?];
@@ -211,7 +205,8 @@ fn look_closer(world: &World, keep: bool, agent: &Agent) -> Result<()> {
     let node = world.place("node1");
     let inside = format!("nsenter --net=/run/netns/{}", node.netns.name);
     let bpffs = world.bpffs("node1");
-    let weir = std::env::var("WEIR").unwrap_or_else(|_| "weir".to_owned());
+    let weir = weir_binary();
+    let weir = weir.display();
     println!("\nTo look closer{}:\n", if keep { "" } else { ", run the demo with --keep, and" });
     for command in ["status", "backends", "flows"] {
         println!("  {inside} {weir} {command} --bpffs {}", bpffs.display());
@@ -223,7 +218,7 @@ fn look_closer(world: &World, keep: bool, agent: &Agent) -> Result<()> {
     println!(
         "  nsenter --net=/run/netns/{} {} ask --count 9 10.96.0.10:80",
         world.place("p1a").netns.name,
-        std::env::var("WEIR_TRAFFIC").unwrap_or_else(|_| "weir-traffic".to_owned())
+        traffic_binary().display()
     );
     Ok(())
 }
