@@ -1,0 +1,112 @@
+//! Flows whose source is translated too, and what is redirected.
+
+use proxy_common::{IPPROTO_TCP, counter::Counter};
+use weir_tests::packet::{ACK, Packet, Proto, SYN};
+
+use crate::{
+    PROTOS,
+    bench::{DROP, NEXT, REDIRECT, with_bench},
+    parsed,
+};
+
+#[test]
+fn an_outside_client_of_a_remote_backend_gets_source_nat() {
+    with_bench(|bench| {
+        bench.outside();
+        for (proto, number) in PROTOS {
+            for (client, vip, backend, own) in [
+                ("10.9.0.100:40000", "10.96.0.1:80", "10.1.2.11:8080", "10.9.0.1"),
+                (
+                    "[fd00:10:9::100]:40000",
+                    "[fd00:10:96::1]:80",
+                    "[fd00:10:1:2::11]:8080",
+                    "fd00:10:9::1",
+                ),
+            ] {
+                bench.service(vip, number, 1, 1, &[backend], false);
+                let request = Packet::new(proto, client, vip);
+                let ran = bench.run("tc_ingress", &request.build());
+                assert_eq!(ran.code, REDIRECT);
+                let out = parsed(&ran);
+                assert_eq!(out.dst, backend.parse().unwrap());
+                assert_eq!(out.src.ip(), own.parse::<std::net::IpAddr>().unwrap());
+                assert!((20_000..=20_999).contains(&out.src.port()), "{out:?}");
+                assert_eq!(out.ttl, 63, "a router takes one off");
+
+                let reply = Packet::new(proto, backend, &out.src.to_string()).flags(SYN | ACK);
+                let ran = bench.run("tc_ingress", &reply.build());
+                assert_eq!(ran.code, REDIRECT);
+                let back = parsed(&ran);
+                assert_eq!((back.src, back.dst), (request.dst, request.src));
+
+                // The same flow again keeps its port.
+                let again = parsed(&bench.run("tc_ingress", &request.clone().flags(ACK).build()));
+                assert_eq!(again.src, out.src);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_pod_that_draws_itself_gets_source_nat() {
+    with_bench(|bench| {
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &["10.1.1.10:8080"], true);
+        let request = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.1:80");
+        let ran = bench.run("tc_ingress", &request.build());
+        assert_eq!(ran.code, REDIRECT);
+        let out = parsed(&ran);
+        assert_eq!(out.src.ip(), std::net::Ipv4Addr::new(10, 9, 0, 1));
+        assert_eq!(out.dst, "10.1.1.10:8080".parse().unwrap());
+    });
+}
+
+#[test]
+fn a_reply_tuple_that_is_taken_gives_the_later_flow_source_nat() {
+    with_bench(|bench| {
+        for (vip, service) in [("10.96.0.1:80", 1), ("10.96.0.2:80", 2)] {
+            bench.service(vip, IPPROTO_TCP, service, service, &["10.1.2.11:8080"], false);
+        }
+        let first = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.1:80");
+        let second = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.2:80");
+        assert_eq!(bench.run("tc_ingress", &first.build()).code, NEXT);
+        let ran = bench.run("tc_ingress", &second.build());
+        assert_eq!(ran.code, REDIRECT);
+        assert_eq!(parsed(&ran).src.ip(), std::net::Ipv4Addr::new(10, 9, 0, 1));
+        // The first flow is as it was.
+        let reply = Packet::new(Proto::Tcp, "10.1.2.11:8080", "10.1.1.10:40000").flags(SYN | ACK);
+        assert_eq!(parsed(&bench.run("tc_egress", &reply.build())).src, first.dst);
+    });
+}
+
+#[test]
+fn source_nat_ports_run_out_with_a_reason() {
+    with_bench(|bench| {
+        bench.outside();
+        let mut config: proxy_common::config::NodeConfig = bench.get("CONFIG", &0u32).unwrap();
+        config.snat_last = config.snat_first + 3;
+        bench.put("CONFIG", &0u32, &config);
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &["10.1.2.11:8080"], false);
+        let mut ports = std::collections::BTreeSet::new();
+        for port in 40_000..40_004 {
+            let client = format!("10.9.0.100:{port}");
+            let request = Packet::new(Proto::Tcp, &client, "10.96.0.1:80");
+            ports.insert(parsed(&bench.run("tc_ingress", &request.build())).src.port());
+        }
+        assert_eq!(ports.len(), 4, "each flow has its own port");
+        let fifth = Packet::new(Proto::Tcp, "10.9.0.100:50000", "10.96.0.1:80");
+        assert_eq!(bench.run("tc_ingress", &fifth.build()).code, DROP);
+        assert_eq!(bench.count(Counter::DropNoPort), 1);
+    });
+}
+
+#[test]
+fn a_packet_at_the_end_of_its_life_is_not_redirected() {
+    with_bench(|bench| {
+        bench.outside();
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &["10.1.2.11:8080"], false);
+        let mut request = Packet::new(Proto::Tcp, "10.9.0.100:40000", "10.96.0.1:80");
+        request.ttl = 1;
+        assert_eq!(bench.run("tc_ingress", &request.build()).code, DROP);
+        assert_eq!(bench.count(Counter::DropTtl), 1);
+    });
+}

@@ -1,0 +1,111 @@
+//! Answers to what nobody serves.
+
+use proxy_common::{IPPROTO_TCP, IPPROTO_UDP, counter::Counter};
+use weir_tests::packet::{ACK, Packet, Proto, RST};
+
+use crate::{
+    FAMILIES, assert_untouched,
+    bench::{DROP, REDIRECT, Ran, with_bench},
+    parsed,
+};
+
+/// The answer to a TCP packet: a RST from the address that was asked.
+fn assert_reset(ran: &Ran, request: &Packet, sequence: Option<u32>, acknowledged: Option<u32>) {
+    assert_eq!(ran.code, REDIRECT);
+    let out = parsed(ran);
+    assert_eq!((out.src, out.dst), (request.dst, request.src));
+    assert_eq!(ran.frame[..6], [2, 0, 0, 0, 0, 9], "back to the sender on the link");
+    let number = |at: usize| u32::from_be_bytes(out.transport[at..at + 4].try_into().unwrap());
+    assert_eq!(out.transport.len(), 20);
+    assert_ne!(out.transport[13] & RST, 0);
+    assert_eq!(out.transport[13] & ACK != 0, acknowledged.is_some());
+    if let Some(sequence) = sequence {
+        assert_eq!(number(4), sequence);
+    }
+    if let Some(acknowledged) = acknowledged {
+        assert_eq!(number(8), acknowledged);
+    }
+}
+
+#[test]
+fn tcp_without_endpoints_is_reset() {
+    with_bench(|bench| {
+        for family in FAMILIES {
+            bench.service(family.vip, IPPROTO_TCP, 1, 1, &[], false);
+            for payload in [&b""[..], b"fast open"] {
+                let request = Packet::new(Proto::Tcp, family.client, family.vip).payload(payload);
+                let ran = bench.run("tc_ingress", &request.build());
+                let expected = request.seq + 1 + payload.len() as u32;
+                assert_reset(&ran, &request, Some(0), Some(expected));
+            }
+        }
+        assert_eq!(bench.count(Counter::RefuseNoEndpoint), 4);
+    });
+}
+
+#[test]
+fn udp_without_endpoints_is_told_port_unreachable() {
+    with_bench(|bench| {
+        for family in FAMILIES {
+            bench.service(family.vip, IPPROTO_UDP, 1, 1, &[], false);
+            let request = Packet::new(Proto::Udp, family.client, family.vip).payload(&[7; 300]);
+            let frame = request.build();
+            let ran = bench.run("tc_ingress", &frame);
+            assert_eq!(ran.code, REDIRECT);
+            let out = parsed(&ran);
+            assert_eq!((out.src.ip(), out.dst.ip()), (request.dst.ip(), request.src.ip()));
+            let ipv4 = request.src.is_ipv4();
+            let (proto, kind, header) = if ipv4 { (1, [3, 3], 20) } else { (58, [1, 4], 40) };
+            assert_eq!(out.proto, proto);
+            assert_eq!(out.transport[..2], kind);
+            assert_eq!(out.transport[8..], frame[14..14 + header + 8], "quotes what was sent");
+        }
+    });
+}
+
+#[test]
+fn a_port_that_is_not_offered_is_refused() {
+    with_bench(|bench| {
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &["10.1.2.11:8080"], false);
+        let request = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.1:81");
+        let ran = bench.run("tc_ingress", &request.build());
+        assert_reset(&ran, &request, Some(0), Some(request.seq + 1));
+        let request = Packet::new(Proto::Udp, "10.1.1.10:40000", "10.96.0.1:80");
+        assert_eq!(parsed(&bench.run("tc_ingress", &request.build())).proto, 1);
+        assert_eq!(bench.count(Counter::RefuseNoPort), 2);
+        // A node address is a host: nothing is refused there.
+        let request = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.9.0.1:81");
+        assert_untouched(bench, "tc_ingress", &request.build());
+    });
+}
+
+#[test]
+fn what_must_not_be_answered_is_dropped() {
+    with_bench(|bench| {
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &[], false);
+        bench.service("10.96.0.2:80", IPPROTO_UDP, 2, 1, &[], false);
+        let reset = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.1:80").flags(RST);
+        let multicast = Packet::new(Proto::Udp, "224.0.0.9:40000", "10.96.0.2:80");
+        let zero = Packet::new(Proto::Udp, "0.0.0.0:40000", "10.96.0.2:80");
+        let mut broadcast = Packet::new(Proto::Udp, "10.1.1.10:40000", "10.96.0.2:80");
+        broadcast.mac = [0xff; 6];
+        for packet in [reset, multicast, zero, broadcast] {
+            assert_eq!(bench.run("tc_ingress", &packet.build()).code, DROP, "{packet:?}");
+        }
+        assert_eq!(bench.count(Counter::DropSilent), 4);
+    });
+}
+
+#[test]
+fn a_segment_of_no_known_connection_is_reset() {
+    with_bench(|bench| {
+        for family in FAMILIES {
+            bench.service(family.vip, IPPROTO_TCP, 1, 1, &[family.backend], false);
+            let request =
+                Packet::new(Proto::Tcp, family.client, family.vip).flags(ACK).payload(b"late");
+            let ran = bench.run("tc_ingress", &request.build());
+            assert_reset(&ran, &request, Some(2_000), None);
+        }
+        assert_eq!(bench.count(Counter::RefuseNoFlow), 2);
+    });
+}
