@@ -35,6 +35,7 @@ pub mod family;
 pub mod lb;
 pub mod maps;
 pub mod nat;
+pub mod owner;
 pub mod packet;
 pub mod parse;
 pub mod refuse;

@@ -1,9 +1,6 @@
 //! The packet walk on the TC hooks; the picture is in the crate's documentation.
 
-use aya_ebpf::{
-    bindings::{BPF_F_CURRENT_NETNS, TC_ACT_SHOT, TC_ACT_UNSPEC, bpf_sock_tuple},
-    helpers,
-};
+use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use proxy_common::{
     IPPROTO_TCP,
     config::NodeConfig,
@@ -21,18 +18,15 @@ use crate::{
     family::{Family, V4, V6},
     lb,
     maps::{CONFIG, DEVICES, Fib, Scratch},
-    nat,
+    nat, owner,
     packet::{Skb, Unwritable},
     parse::{ETH_P_IP_BE, ETH_P_IPV6_BE, Parsed, Tcp, Udp, Unparsed},
     refuse::{self, Refusal},
     route::{self, NoHop},
-    stack::Aligned,
 };
 
 /// `PACKET_HOST` of the kernel's if_packet.h: addressed to us on the link.
 const PACKET_HOST: u32 = 0;
-/// TCP_LISTEN of the kernel's tcp_states.h.
-const TCP_LISTEN: u32 = 10;
 /// What must be linear before parsing: the longest IPv4 header and a TCP header.
 const LINEAR: u32 = 60 + 20;
 
@@ -339,7 +333,7 @@ fn unknown<F: Family>(
         return Ok((NEXT, Counter::PassTranslated));
     }
     let own = flags & (ADDRESS_NODE | ADDRESS_MASQUERADE) != 0;
-    if own && owned::<F>(skb, &s.key) {
+    if own && owner::owned::<F>(skb, &s.key) {
         return Ok((NEXT, Counter::PassLocalSocket));
     }
     if !parsed.opens() {
@@ -369,7 +363,7 @@ fn unknown<F: Family>(
     let egress = unsafe { DEVICES.get(s.fib.ifindex) };
     let masquerade = F::masquerade(egress, config).ok_or(Counter::DropNoAddress)?;
     conntrack::create_full_nat::<F>(s, choice, masquerade, config, now, |key| {
-        owned::<F>(skb, key)
+        owner::owned::<F>(skb, key)
     })?;
     nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, true)
         .map_err(|Unwritable| Counter::DropRewrite)?;
@@ -387,52 +381,4 @@ fn translated<F: Family>(s: &mut Scratch<F::Addr>) -> bool {
     s.mate.side = SIDE_EGRESS;
     s.mate.reserved = 0;
     F::flows().get_ptr(&s.mate).is_some() || F::embryos().get_ptr(&s.mate).is_some()
-}
-
-/// Whether a socket of the host has the tuple of `key` as (remote → local): the packet is a reply
-/// of the host's own connection. A listener or an unconnected UDP socket does not count: a front
-/// end wins over those.
-#[inline(always)]
-fn owned<F: Family>(skb: &Skb, key: &FlowKey<F::Addr>) -> bool {
-    // SAFETY: unions of integers; all zero is a valid value.
-    let mut tuple: Aligned<bpf_sock_tuple> = unsafe { core::mem::zeroed() };
-    let (src, dst) = (F::to_words(&key.src), F::to_words(&key.dst));
-    let fields = &mut tuple.0.__bindgen_anon_1;
-    let size = if F::IPV6 {
-        fields.ipv6.saddr = src;
-        fields.ipv6.daddr = dst;
-        fields.ipv6.sport = key.sport.to_be();
-        fields.ipv6.dport = key.dport.to_be();
-        36
-    } else {
-        fields.ipv4.saddr = src[0];
-        fields.ipv4.daddr = dst[0];
-        fields.ipv4.sport = key.sport.to_be();
-        fields.ipv4.dport = key.dport.to_be();
-        12
-    };
-    let netns = BPF_F_CURRENT_NETNS as u64;
-    let tuple = &raw mut tuple.0;
-    // SAFETY: helper calls with the live context and a tuple of the stated size; a socket that
-    // was found is released on every path, and only read before.
-    unsafe {
-        let ctx = skb.as_ptr().cast();
-        if key.proto == IPPROTO_TCP {
-            let sk = helpers::bpf_skc_lookup_tcp(ctx, tuple, size, netns, 0);
-            if sk.is_null() {
-                return false;
-            }
-            let state = (*sk).state;
-            helpers::bpf_sk_release(sk.cast());
-            state != TCP_LISTEN
-        } else {
-            let sk = helpers::bpf_sk_lookup_udp(ctx, tuple, size, netns, 0);
-            if sk.is_null() {
-                return false;
-            }
-            let connected = (*sk).dst_port != 0;
-            helpers::bpf_sk_release(sk.cast());
-            connected
-        }
-    }
 }

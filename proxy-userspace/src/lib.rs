@@ -7,6 +7,7 @@ pub mod clock;
 pub mod config;
 pub mod datapath;
 pub mod desired;
+pub mod devices;
 pub mod family;
 pub mod gc;
 pub mod health;

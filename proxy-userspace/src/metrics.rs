@@ -196,7 +196,7 @@ impl Metrics {
             failures: make.counter("weir_sync_failures_total", "Writes that the maps refused.")?,
             requests: make.counters(
                 "rest_client_requests_total",
-                "Requests to the API server.",
+                "Requests to the API server: lists that came whole, and lists and watches that failed.",
                 &["code", "method", "host"],
             )?,
             findings: make.gauge("weir_findings", "Values in objects that cannot be used.")?,

@@ -17,10 +17,14 @@ pub struct LevelError {
 
 /// Starts logging for the life of the process.
 pub fn init(format: LogFormat, level: &str) -> Result<(), LevelError> {
-    // The loader's own debug output is thousands of lines and about the object, not the node.
+    // The loader's debug output is thousands of lines and about the object, not the node. The API
+    // client reports every refused request; the source does so once.
     let plain = level.parse::<tracing::Level>().is_ok();
-    let directives =
-        if plain { format!("{level},aya=warn,aya_obj=warn") } else { level.to_owned() };
+    let directives = if plain {
+        format!("{level},aya=warn,aya_obj=warn,kube_client=off")
+    } else {
+        level.to_owned()
+    };
     let filter = EnvFilter::try_new(directives)
         .map_err(|source| LevelError { level: level.to_owned(), source })?;
     let builder = tracing_subscriber::fmt()

@@ -340,6 +340,11 @@ impl World {
         Agent::start(self, node, objects, &[])
     }
 
+    /// Starts `weir run` on a node with the cluster of this kubeconfig.
+    pub fn start_in_cluster(&self, node: &str, kubeconfig: &str) -> Result<Agent> {
+        Agent::start_in_cluster(self, node, kubeconfig)
+    }
+
     /// The same with more flags.
     pub fn start_with(
         &self,

@@ -4,8 +4,9 @@ use std::{fs, time::Duration};
 
 use serde_json::Value;
 use weir_tests::{
+    apiserver::ApiServer,
     manifest::{Endpoint, FrontEnd, Service},
-    world::World,
+    world::{Agent, World},
 };
 
 fn endpoints(world: &World, names: &[&str]) -> Vec<Endpoint> {
@@ -265,4 +266,64 @@ fn the_hosts_own_connection_from_a_node_port_number_is_left_alone() {
             .unwrap();
         assert_eq!(outcome.answers.get("outside"), Some(&3), "{proto}: {outcome:?}");
     }
+}
+
+#[test]
+fn a_cluster_is_followed_and_its_loss_harms_nothing() {
+    let world = World::new().unwrap();
+    let node = world.place("node1");
+    let listener =
+        node.netns.enter(|| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
+    let server = ApiServer::on(listener).unwrap();
+    let service = |names| Service::new("shop", 1).with(&endpoints(&world, names));
+    server.apply(weir_tests::manifest::node("node1", &[&node.v4, &node.v6]));
+    for object in service(&["p1b"]).objects() {
+        server.apply(object);
+    }
+    let mut agent = world.start_in_cluster("node1", &server.kubeconfig()).unwrap();
+    let to = service(&[]).address(FrontEnd::NodePort, false, "10.9.0.1");
+    let ask = |count: &str| world.place("client").ask(&to, &["--count", count]).unwrap();
+    assert_eq!(ask("20").answers.get("p1b"), Some(&20));
+
+    // An endpoint comes and one goes, as the controller would say it.
+    let became = |agent: &Agent, addresses: &[&str]| {
+        let rows = (0..200).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            let rows: Vec<Value> =
+                serde_json::from_str(&agent.weir(&["services", "-o", "json"]).unwrap()).unwrap();
+            leads_to(&rows, "test/shop", addresses).then_some(rows)
+        });
+        assert!(rows.is_some(), "{}", agent.weir(&["services"]).unwrap());
+    };
+    for object in service(&["p2a"]).objects() {
+        server.apply(object);
+    }
+    became(&agent, &["10.1.2.11"]);
+    assert_eq!(ask("20").answers.get("p2a"), Some(&20));
+
+    // The API server refuses everything: what is programmed stays, also over a restart.
+    server.faults(|f| {
+        f.status.insert("/".to_owned(), 503);
+    });
+    server.drop_watches(true);
+    for object in service(&["p1b"]).objects() {
+        server.apply(object);
+    }
+    let load = world.place("client").load(&to, 3.0, &["--pause-ms", "5"]).unwrap();
+    agent.kill().unwrap();
+    agent.launch_unready().unwrap();
+    agent.wait_until("/livez", |status, _| status == 200).unwrap();
+    let (ready, body) = agent.get(10256, "/readyz").unwrap();
+    assert_eq!(ready, 503, "{body}");
+    assert!(body.contains("first sync"), "{body}");
+    let outcome = load.finish().unwrap();
+    assert_eq!(outcome.failed(), 0, "{outcome:?}");
+
+    // It answers again: what was missed is caught up.
+    server.faults(|f| f.status.clear());
+    agent.wait_until("/readyz", |status, _| status == 200).unwrap();
+    became(&agent, &["10.1.1.12"]);
+    assert_eq!(ask("20").answers.get("p1b"), Some(&20));
+    let (_, metrics) = agent.get(10249, "/metrics").unwrap();
+    assert!(metrics.contains("rest_client_requests_total{code=\"503\""), "{metrics}");
 }

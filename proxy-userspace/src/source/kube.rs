@@ -75,6 +75,8 @@ impl KubeConfig {
         };
         // The stream's own idle limit decides, not the client's.
         config.read_timeout = Some(self.idle + Duration::from_secs(30));
+        // Failures are ours to count, to tell and to wait out.
+        config.default_retry = false;
         let host = config.cluster_url.host().unwrap_or_default().to_owned();
         Ok((Client::try_from(config).context("make a client for the API server")?, host))
     }

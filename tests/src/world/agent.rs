@@ -34,6 +34,8 @@ pub struct Agent {
     pub bpffs: PathBuf,
     log: PathBuf,
     flags: Vec<String>,
+    /// Flag and path that say where objects come from.
+    source: [PathBuf; 2],
     own: Value,
 }
 
@@ -44,26 +46,41 @@ impl Agent {
         objects: &[Value],
         flags: &[&str],
     ) -> Result<Self> {
+        let mut agent = Self::prepare(world, node, flags)?;
+        agent.apply(objects)?;
+        agent.launch()?;
+        Ok(agent)
+    }
+
+    /// The same with a cluster for a source instead of a directory.
+    pub(super) fn start_in_cluster(world: &World, node: &str, kubeconfig: &str) -> Result<Self> {
+        let mut agent = Self::prepare(world, node, &[])?;
+        let path = agent.manifests.join("kubeconfig");
+        fs::write(&path, kubeconfig)?;
+        agent.source = ["--kubeconfig".into(), path];
+        agent.launch()?;
+        Ok(agent)
+    }
+
+    fn prepare(world: &World, node: &str, flags: &[&str]) -> Result<Self> {
         let place = world.place(node);
         let manifests = world.dir.join(format!("{node}-manifests"));
         fs::create_dir_all(&manifests)?;
         let bpffs = world.bpffs(node);
         fs::create_dir_all(&bpffs)?;
-        let mut agent = Self {
+        Ok(Self {
             child: None,
             netns_name: place.netns.name.clone(),
             netns: PathBuf::from("/run/netns").join(&place.netns.name),
             cgroup: place.cgroup.clone().context("a node has a cgroup")?,
             node: node.to_owned(),
+            source: ["--manifests".into(), manifests.clone()],
             manifests,
             bpffs,
             log: world.log(node),
             flags: flags.iter().map(ToString::to_string).collect(),
             own: manifest::node(node, &[&place.v4, &place.v6]),
-        };
-        agent.apply(objects)?;
-        agent.launch()?;
-        Ok(agent)
+        })
     }
 
     fn netns(&self) -> std::mem::ManuallyDrop<Netns> {
@@ -79,13 +96,18 @@ impl Agent {
 
     /// Starts it, again after a stop, and waits until it is ready.
     pub fn launch(&mut self) -> Result<()> {
+        self.launch_unready()?;
+        self.wait_until("/readyz", |status, _| status == 200).context("wait for the agent")
+    }
+
+    /// Starts it and does not wait.
+    pub fn launch_unready(&mut self) -> Result<()> {
         let log = fs::OpenOptions::new().create(true).append(true).open(&self.log)?;
         let child = self
             .netns()
             .command(weir_binary(), Some(&self.cgroup))
             .args(["run", "--node-name", &self.node, "--log-level", "debug"])
-            .arg("--manifests")
-            .arg(&self.manifests)
+            .args(&self.source)
             .arg("--bpffs")
             .arg(&self.bpffs)
             .arg("--cgroup")
@@ -97,7 +119,7 @@ impl Agent {
             .spawn()
             .with_context(|| format!("start {}", weir_binary().display()))?;
         self.child = Some(child);
-        self.wait_until("/readyz", |status, _| status == 200).context("wait for the agent")
+        Ok(())
     }
 
     /// GET from its health server: status and body.
