@@ -1,6 +1,8 @@
 //! Weir's agent: watches Services, EndpointSlices and its Node and writes the maps that the
 //! kernel programs read. The picture is in ARCHITECTURE.md.
 
+#![deny(unsafe_code)]
+
 pub mod alloc;
 pub mod cli;
 pub mod clock;

@@ -3,7 +3,7 @@
 //!
 //! Batched map calls and replacing a cgroup link's program are the gaps; creating links is here
 //! too, because links are pinned and aya's own would have to be taken apart for that.
-#![allow(unsafe_code, reason = "the one file of the agent that talks to the kernel by hand")]
+#![expect(unsafe_code, reason = "the one file of the agent that talks to the kernel by hand")]
 
 use std::{
     ffi::CString,
