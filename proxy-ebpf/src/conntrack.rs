@@ -116,6 +116,30 @@ pub fn refresh<F: Family>(s: &mut Scratch<F::Addr>, parsed: &Parsed, table: Tabl
     }
 }
 
+/// Puts the reverse half of the embryo in `s.row` back if it was evicted: the table evicts single
+/// rows, and a client that asks again keeps only its own half young. `false`: the reply tuple is
+/// another flow's by now, so this one has to begin anew. A function of its own for its stack frame.
+#[inline(never)]
+pub fn mend<F: Family>() -> bool {
+    let Some(scratch) = F::scratch() else {
+        return false;
+    };
+    // SAFETY: working memory of this CPU; the caller has handed it over.
+    let s = unsafe { &mut *scratch };
+    s.mate = s.row.mate(s.key.proto);
+    s.reverse = s.row;
+    s.reverse.src = s.key.dst;
+    s.reverse.dst = s.key.src;
+    s.reverse.sport = s.key.dport;
+    s.reverse.dport = s.key.sport;
+    s.reverse.flags = s.row.flags ^ FLOW_REVERSE;
+    match taken::<F>(s) {
+        Taken::ByThis => true,
+        Taken::ByOther => false,
+        Taken::No => F::embryos().insert(&s.mate, &s.reverse, u64::from(BPF_NOEXIST)).is_ok(),
+    }
+}
+
 /// Writes state and flags of a row, wherever it is.
 #[inline(always)]
 fn set_state<F: Family>(key: &FlowKey<F::Addr>, state: u8, flags: u8) {

@@ -40,6 +40,10 @@ pub fn rewrite<F: Family, P: Packet>(
     ports.src = row.sport.to_be_bytes();
     ports.dst = row.dport.to_be_bytes();
     F::rewrite_header(pkt, parsed.l3, &row.src, &row.dst, hop).ok_or(Unwritable)?;
+    if hop && F::IPV6 {
+        // The hop limit, second octet of its word, is one less; IPv4 has a header checksum for it.
+        pkt.note_unbalanced(u32::from(!u16::from_ne_bytes([0, 1])));
+    }
     let change = SumChange {
         pseudo: difference(key.src.sum() + key.dst.sum(), row.src.sum() + row.dst.sum()),
         segment: difference(port_sum(key.sport, key.dport), port_sum(row.sport, row.dport)),
@@ -89,6 +93,7 @@ mod tests {
             field.copy_from_slice(&new.to_ne_bytes());
             Ok(())
         }
+        fn note_unbalanced(&mut self, _: u32) {}
     }
 
     fn sum(bytes: &[u8]) -> u32 {

@@ -47,6 +47,9 @@ pub trait Packet {
     fn view_mut<T: Wire>(&mut self, off: usize) -> Option<&mut T>;
     /// Adjusts the L4 checksum field at `off`.
     fn fix_l4_sum(&mut self, off: usize, change: SumChange) -> Result<(), Unwritable>;
+    /// Tells that a change which no checksum in the packet balances has added this to the sum of
+    /// its words.
+    fn note_unbalanced(&mut self, change: u32);
 }
 
 pub use skb::Skb;
@@ -58,8 +61,8 @@ mod skb {
             bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
         },
         helpers::{
-            bpf_l4_csum_replace, bpf_redirect, bpf_skb_adjust_room, bpf_skb_change_tail,
-            bpf_skb_pull_data,
+            bpf_csum_update, bpf_l4_csum_replace, bpf_redirect, bpf_skb_adjust_room,
+            bpf_skb_change_tail, bpf_skb_pull_data,
         },
     };
 
@@ -220,6 +223,13 @@ mod skb {
                 }
             }
             Ok(())
+        }
+
+        #[inline(always)]
+        fn note_unbalanced(&mut self, change: u32) {
+            // An error means that the NIC has not summed the packet up: nothing to keep right.
+            // SAFETY: a helper call with the live context.
+            let _ = unsafe { bpf_csum_update(self.ctx, change) };
         }
     }
 }

@@ -133,7 +133,10 @@ fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
     };
     let now = conntrack::now(config);
     if let Some(table) = conntrack::lookup::<F>(s, now) {
-        if conntrack::valid::<F>(&parsed, &s.row, config, now) {
+        let forward_embryo = table == Table::Embryos && s.row.flags & FLOW_REVERSE == 0;
+        if conntrack::valid::<F>(&parsed, &s.row, config, now)
+            && (!forward_embryo || !parsed.opens() || conntrack::mend::<F>())
+        {
             let packed = known::<F>(skb, s, &parsed, table, now);
             return settle::<F>(skb, &parsed, &s.key, packed);
         }
