@@ -55,6 +55,12 @@ pub struct Packet {
     pub frag: u16,
     /// Leave the UDP checksum out.
     pub no_sum: bool,
+    /// An IPv6 extension header of eight octets with this number before the transport header.
+    pub extension: Option<u8>,
+    /// Octets after the packet, as Ethernet has them in frames shorter than 60.
+    pub padding: usize,
+    /// Source MAC address.
+    pub from_mac: [u8; 6],
     /// Destination MAC address.
     pub mac: [u8; 6],
 }
@@ -92,6 +98,9 @@ impl Packet {
             options: 0,
             frag: 0,
             no_sum: false,
+            extension: None,
+            padding: 0,
+            from_mac: [2, 0, 0, 0, 0, 9],
             mac: [2, 0, 0, 0, 0, 1],
         }
     }
@@ -105,6 +114,18 @@ impl Packet {
     /// With this payload.
     pub fn payload(mut self, payload: &[u8]) -> Self {
         self.payload = payload.to_vec();
+        self
+    }
+
+    /// From another source.
+    pub fn from(mut self, src: &str) -> Self {
+        self.src = src.parse().expect("a socket address");
+        self
+    }
+
+    /// To another destination.
+    pub fn to(mut self, dst: &str) -> Self {
+        self.dst = dst.parse().expect("a socket address");
         self
     }
 
@@ -148,7 +169,7 @@ impl Packet {
     pub fn build(&self) -> Vec<u8> {
         let transport = self.transport();
         let mut frame = self.mac.to_vec();
-        frame.extend([2, 0, 0, 0, 0, 9]);
+        frame.extend(self.from_mac);
         if self.src.is_ipv4() {
             frame.extend([0x08, 0x00]);
             let header = 20 + self.options * 4;
@@ -165,14 +186,102 @@ impl Packet {
             frame.extend(ip);
         } else {
             frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
-            frame.extend((transport.len() as u16).to_be_bytes());
-            frame.extend([self.proto.number(), self.ttl]);
+            let extension = if self.extension.is_some() { 8 } else { 0 };
+            frame.extend(((extension + transport.len()) as u16).to_be_bytes());
+            frame.extend([self.extension.unwrap_or(self.proto.number()), self.ttl]);
             frame.extend(octets(self.src.ip()));
             frame.extend(octets(self.dst.ip()));
+            if extension > 0 {
+                // Eight octets, the last six of them one PadN option (RFC 8200 §4.2); as a
+                // fragment header it is one with an offset.
+                frame.extend([self.proto.number(), 0, 1, 4, 0, 0, 0, 0]);
+            }
         }
         frame.extend(transport);
+        frame.resize(frame.len() + self.padding, 0);
         frame
     }
+}
+
+/// Names of the parts of a frame, with their first octet and length.
+fn parts(frame: &[u8]) -> Vec<(&'static str, usize, usize)> {
+    let mut parts = vec![("MAC to", 0, 6), ("MAC from", 6, 6), ("EtherType", 12, 2)];
+    let (proto, l4) = if frame.get(12..14) == Some(&[0x08, 0x00]) {
+        parts.extend([
+            ("IPv4 version, length", 14, 1),
+            ("DSCP", 15, 1),
+            ("total length", 16, 2),
+            ("id", 18, 2),
+            ("fragment", 20, 2),
+            ("TTL", 22, 1),
+            ("protocol", 23, 1),
+            ("header checksum", 24, 2),
+            ("source", 26, 4),
+            ("destination", 30, 4),
+        ]);
+        let header = usize::from(frame.get(14).copied().unwrap_or(0) & 15) * 4;
+        parts.push(("options", 34, header.saturating_sub(20)));
+        (frame.get(23), 14 + header)
+    } else {
+        parts.extend([
+            ("IPv6 version, class, flow", 14, 4),
+            ("payload length", 18, 2),
+            ("next header", 20, 1),
+            ("hop limit", 21, 1),
+            ("source", 22, 16),
+            ("destination", 38, 16),
+        ]);
+        (frame.get(20), 54)
+    };
+    match proto.copied() {
+        Some(6) => parts.extend([
+            ("source port", l4, 2),
+            ("destination port", l4 + 2, 2),
+            ("sequence", l4 + 4, 4),
+            ("acknowledgement", l4 + 8, 4),
+            ("offset, flags", l4 + 12, 2),
+            ("window", l4 + 14, 2),
+            ("TCP checksum", l4 + 16, 2),
+            ("urgent", l4 + 18, 2),
+            ("rest", l4 + 20, frame.len()),
+        ]),
+        Some(17) => parts.extend([
+            ("source port", l4, 2),
+            ("destination port", l4 + 2, 2),
+            ("UDP length", l4 + 4, 2),
+            ("UDP checksum", l4 + 6, 2),
+            ("rest", l4 + 8, frame.len()),
+        ]),
+        Some(1 | 58) => parts.extend([
+            ("ICMP type, code", l4, 2),
+            ("ICMP checksum", l4 + 2, 2),
+            ("rest", l4 + 4, frame.len()),
+        ]),
+        _ => parts.push(("rest", l4, frame.len())),
+    }
+    parts
+}
+
+/// What differs between two frames, field by field; nothing if nothing does.
+pub fn difference(expected: &[u8], actual: &[u8]) -> Option<String> {
+    if expected == actual {
+        return None;
+    }
+    let mut text = String::new();
+    if expected.len() != actual.len() {
+        text += &format!("length: expected {}, is {}\n", expected.len(), actual.len());
+    }
+    for (name, at, len) in parts(expected) {
+        let cut = |frame: &[u8]| {
+            let end = (at + len).min(frame.len());
+            frame.get(at..end).unwrap_or_default().to_vec()
+        };
+        let (want, is) = (cut(expected), cut(actual));
+        if want != is {
+            text += &format!("{name}: expected {want:02x?}, is {is:02x?}\n");
+        }
+    }
+    Some(text)
 }
 
 /// A frame read back; every checksum in it has been checked.
@@ -188,6 +297,8 @@ pub struct Read {
     pub ttl: u8,
     /// From the transport header on.
     pub transport: Vec<u8>,
+    /// Octets behind the packet.
+    pub padding: usize,
 }
 
 /// Reads a frame; an error says which checksum or length is wrong.
@@ -197,7 +308,7 @@ pub fn read(frame: &[u8]) -> Result<Read, String> {
     let (src, dst, proto, ttl, transport) = if ipv4 {
         let header = usize::from(packet[0] & 15) * 4;
         let total = usize::from(u16::from_be_bytes([packet[2], packet[3]]));
-        if total != packet.len() {
+        if total > packet.len() || total < header {
             return Err(format!("IPv4 length is {total}, the packet has {}", packet.len()));
         }
         if fold(sum(&packet[..header])) != 0xffff {
@@ -206,16 +317,16 @@ pub fn read(frame: &[u8]) -> Result<Read, String> {
         let ip = |at: usize| -> IpAddr {
             <[u8; 4]>::try_from(&packet[at..at + 4]).expect("four octets").into()
         };
-        (ip(12), ip(16), packet[9], packet[8], &packet[header..])
+        (ip(12), ip(16), packet[9], packet[8], &packet[header..total])
     } else {
         let len = usize::from(u16::from_be_bytes([packet[4], packet[5]]));
-        if len + 40 != packet.len() {
+        if len + 40 > packet.len() {
             return Err(format!("IPv6 length is {len}, the packet has {}", packet.len() - 40));
         }
         let ip = |at: usize| -> IpAddr {
             <[u8; 16]>::try_from(&packet[at..at + 16]).expect("sixteen octets").into()
         };
-        (ip(8), ip(24), packet[6], packet[7], &packet[40..])
+        (ip(8), ip(24), packet[6], packet[7], &packet[40..40 + len])
     };
     let pseudo = sum(&octets(src)) + sum(&octets(dst)) + u32::from(proto) + transport.len() as u32;
     let whole = match proto {
@@ -227,6 +338,7 @@ pub fn read(frame: &[u8]) -> Result<Read, String> {
     if !whole {
         return Err(format!("checksum of protocol {proto}"));
     }
+    let network = if ipv4 { usize::from(packet[0] & 15) * 4 } else { 40 };
     let ports = matches!(proto, 6 | 17);
     let port = |at: usize| {
         if ports { u16::from_be_bytes([transport[at], transport[at + 1]]) } else { 0 }
@@ -237,12 +349,30 @@ pub fn read(frame: &[u8]) -> Result<Read, String> {
         proto,
         ttl,
         transport: transport.to_vec(),
+        padding: frame.len() - 14 - network - transport.len(),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_difference_is_told_by_field() {
+        let packet = Packet::new(Proto::Tcp, "10.0.0.1:1", "10.0.0.2:2");
+        let expected = packet.build();
+        assert_eq!(difference(&expected, &expected), None);
+        let mut actual = expected.clone();
+        actual[33] = 3;
+        assert_eq!(
+            difference(&expected, &actual).unwrap(),
+            "destination: expected [0a, 00, 00, 02], is [0a, 00, 00, 03]\n"
+        );
+        actual.pop();
+        assert!(
+            difference(&expected, &actual).unwrap().starts_with("length: expected 54, is 53\n")
+        );
+    }
 
     #[test]
     fn what_is_built_is_read_back() {

@@ -8,6 +8,6 @@ use crate::{cargo, run};
 pub fn run_measurement() -> Result<()> {
     run(cargo()
         .args(["test", "--quiet", "--package", "weir-tests", "--test", "datapath"])
-        .args(["nanoseconds_per_packet", "--", "--nocapture", "--test-threads", "1"])
+        .args(["figures::", "--", "--nocapture", "--test-threads", "1"])
         .env("WEIR_MEASURE_REPEAT", "1000000"))
 }

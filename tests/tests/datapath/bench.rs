@@ -2,27 +2,29 @@
 //! neighbours, and with map rows that the test writes.
 
 use std::{
+    fmt,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
     process::Command,
     time::Duration,
 };
 
+use crate::raw;
 use aya::{
-    Ebpf, EbpfLoader, TestRunOptions,
+    Ebpf, EbpfLoader,
     maps::{Map, MapData},
-    programs::{Program, SchedClassifier, TestRun as _},
+    programs::Program,
 };
 use proxy_common::{
     ABI_VERSION, Row,
     config::NodeConfig,
     counter::Counter,
-    device::{DeviceRow, ROLE_UPLINK, ROLE_WORKLOAD},
+    device::{DEVICE_STACKED, DeviceRow, ROLE_UPLINK, ROLE_WORKLOAD},
     flow::Timeouts,
     service::{
         ADDRESS_CLUSTER_IP, ADDRESS_MASQUERADE, ADDRESS_NODE, ADDRESS_VIP, AddressRow,
-        BACKEND_ACTIVE, BACKEND_LOCAL, BackendRow, Pool, SERVICE_CLUSTER_IP, ServiceKey,
-        ServiceRow,
+        BACKEND_ACTIVE, BACKEND_LOCAL, BackendRow, Pool, SERVICE_CLUSTER_IP, SERVICE_NODE_PORT,
+        ServiceKey, ServiceRow,
     },
 };
 use proxy_userspace::datapath::{loader, sys};
@@ -32,7 +34,6 @@ use weir_tests::netns::{Netns, run, unique_prefix};
 const DEVICE: &str = "eth0";
 
 /// What a program did with a packet.
-#[derive(Debug)]
 pub struct Ran {
     /// Return code; -1 is "next".
     pub code: i32,
@@ -40,6 +41,13 @@ pub struct Ran {
     pub frame: Vec<u8>,
     /// Nanoseconds per run.
     pub duration: Duration,
+}
+
+impl fmt::Debug for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "verdict {}, frame ", self.code)?;
+        self.frame.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
+    }
 }
 
 /// TCX_NEXT, TC_ACT_UNSPEC.
@@ -63,8 +71,18 @@ fn data(map: &Map) -> &MapData {
 }
 
 /// Runs a test inside a namespace of its own: device `eth0` with 10.9.0.1 and fd00:10:9::1, a
-/// neighbour 10.9.0.2 through which the pod networks are reached, forwarding on.
-pub fn with_bench(test: impl FnOnce(&mut Bench) + Send + 'static) {
+/// neighbour 10.9.0.2 through which the pod networks 10.1 and fd00:10:1 are reached, and 10.3 and
+/// fd00:10:3 by a path with an MTU of 1,300. 10.4 and fd00:10:4 are behind a neighbour of unknown
+/// address. Everything else has no route; forwarding is on.
+pub fn with_bench(test: impl FnOnce(&Bench) + Send + 'static) {
+    with_tables(&[], test);
+}
+
+/// The same with other capacities for some maps.
+pub fn with_tables(
+    sizes: &'static [(&'static str, u32)],
+    test: impl FnOnce(&Bench) + Send + 'static,
+) {
     let netns = Netns::new(&unique_prefix(), "bench").unwrap();
     netns
         .ip("link add eth0 address 02:00:00:00:00:01 type veth peer name peer0\n\
@@ -74,20 +92,27 @@ pub fn with_bench(test: impl FnOnce(&mut Bench) + Send + 'static) {
              neigh add fd00:10:9::2 lladdr 02:00:00:00:00:02 dev eth0\n\
              route add 10.1.0.0/16 via 10.9.0.2\nroute add fd00:10:1::/48 via fd00:10:9::2\n\
              neigh add 10.9.0.100 lladdr 02:00:00:00:00:64 dev eth0\n\
-             neigh add fd00:10:9::100 lladdr 02:00:00:00:00:64 dev eth0")
+             neigh add fd00:10:9::100 lladdr 02:00:00:00:00:64 dev eth0\n\
+             route add 10.3.0.0/16 via 10.9.0.2 mtu lock 1300\n\
+             route add fd00:10:3::/48 via fd00:10:9::2 mtu lock 1300\n\
+             route add 10.4.0.0/16 via 10.9.0.4\nroute add fd00:10:4::/48 via fd00:10:9::4")
         .unwrap();
     netns.sysctl(&[("net/ipv4/ip_forward", "1"), ("net/ipv6/conf/all/forwarding", "1")]).unwrap();
     netns
         .enter(move || {
-            let mut bench = Bench::load();
-            test(&mut bench);
+            let bench = Bench::load(sizes);
+            test(&bench);
         })
         .unwrap();
 }
 
 impl Bench {
-    fn load() -> Self {
-        let mut ebpf = EbpfLoader::new().load(loader::OBJECT).unwrap();
+    fn load(sizes: &[(&'static str, u32)]) -> Self {
+        let mut loader = EbpfLoader::new();
+        for (map, size) in sizes {
+            loader.map_max_entries(map, *size);
+        }
+        let mut ebpf = loader.load(loader::OBJECT).unwrap();
         for (name, program) in ebpf.programs_mut() {
             match program {
                 Program::SchedClassifier(p) => p.load().unwrap_or_else(|e| panic!("{name}: {e:?}")),
@@ -121,13 +146,23 @@ impl Bench {
         bench
     }
 
-    /// Makes the device an uplink or a workload.
-    pub fn set_role(&self, role: u32) {
+    fn set_role(&self, role: u32) {
         let row = DeviceRow { role, flags: 0, masquerade4: [0; 4], masquerade6: [0; 16] };
         self.put("DEVICES", &self.ifindex, &row);
     }
 
-    /// The same by name.
+    /// Makes the device one on top of others that carry our programs.
+    pub fn set_stacked(&self) {
+        let row = DeviceRow {
+            role: ROLE_WORKLOAD,
+            flags: DEVICE_STACKED,
+            masquerade4: [0; 4],
+            masquerade6: [0; 16],
+        };
+        self.put("DEVICES", &self.ifindex, &row);
+    }
+
+    /// Makes the device an uplink: clients behind it are outside.
     pub fn outside(&self) {
         self.set_role(ROLE_UPLINK);
     }
@@ -144,6 +179,11 @@ impl Bench {
     /// Reads a row.
     pub fn get<K: Row, V: Row>(&self, map: &str, key: &K) -> Option<V> {
         sys::lookup(self.fd(map), key).unwrap()
+    }
+
+    /// Removes a row.
+    pub fn remove<K: Row>(&self, map: &str, key: &K) {
+        assert!(sys::delete(self.fd(map), key).unwrap(), "{map} has no such row");
     }
 
     /// Rows of a map.
@@ -226,29 +266,47 @@ impl Bench {
         }
     }
 
+    /// Makes an IPv4 NodePort whose pool is one backend.
+    pub fn node_port(&self, port: u16, proto: u8, id: u32, backend: &str) {
+        self.backend(id, backend, id, BACKEND_ACTIVE, 1, false);
+        self.put("SLOTS4", &id, &id);
+        let pool = Pool { first: id, count: 1 };
+        let row = ServiceRow { service: id, flags: SERVICE_NODE_PORT, inside: pool, outside: pool };
+        self.put("SERVICES4", &ServiceKey { addr: [0u8; 4], port, proto, reserved: 0 }, &row);
+    }
+
     /// Runs a program on a frame.
-    pub fn run(&mut self, program: &str, frame: &[u8]) -> Ran {
+    pub fn run(&self, program: &str, frame: &[u8]) -> Ran {
         self.repeat(program, frame, 1)
     }
 
-    /// Runs it many times on the same frame.
-    pub fn repeat(&mut self, program: &str, frame: &[u8], repeat: u32) -> Ran {
-        let ifindex = self.ifindex;
-        let program: &mut SchedClassifier =
-            self.ebpf.program_mut(program).unwrap().try_into().unwrap();
-        let mut out = vec![0u8; frame.len() + 256];
-        // struct __sk_buff: only `ifindex`, the eleventh word, is set.
-        let mut context = [0u8; 192];
-        context[40..44].copy_from_slice(&ifindex.to_ne_bytes());
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(frame);
-        options.data_out = Some(&mut out);
-        options.ctx_in = Some(&context);
-        options.repeat = repeat;
-        let result = program.test_run(options).unwrap();
-        let len = result.data_size_out as usize;
-        out.truncate(len);
-        Ran { code: result.return_value as i32, frame: out, duration: result.duration }
+    /// Runs it many times, each time on what the time before has left.
+    pub fn repeat(&self, program: &str, frame: &[u8], repeat: u32) -> Ran {
+        raw::test_run(self.program(program), frame, self.ifindex, repeat, 0)
+            .unwrap_or_else(|e| panic!("{program}: {e}"))
+    }
+
+    /// Runs a program on a frame that a NIC has summed up; fails if the sum does not fit
+    /// afterwards. A kernel that cannot check that runs it as any other.
+    pub fn run_summed(&self, program: &str, frame: &[u8]) -> Ran {
+        let (fd, index) = (self.program(program), self.ifindex);
+        match raw::test_run(fd, frame, index, 1, raw::CHECKSUM_COMPLETE) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.run(program, frame),
+            result => result.unwrap_or_else(|e| panic!("{program} on {frame:02x?}: {e}")),
+        }
+    }
+
+    fn program(&self, name: &str) -> BorrowedFd<'_> {
+        match self.ebpf.program(name) {
+            Some(Program::SchedClassifier(program)) => program.fd().unwrap().as_fd(),
+            _ => panic!("no program {name}"),
+        }
+    }
+
+    /// Nanoseconds per run of a program that does nothing.
+    pub fn bare(&self, frame: &[u8], repeat: u32) -> Duration {
+        let program = raw::bare_program().unwrap();
+        raw::test_run(program.as_fd(), frame, self.ifindex, repeat, 0).unwrap().duration
     }
 }
 

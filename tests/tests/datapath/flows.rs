@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 
 use proxy_common::{
-    IPPROTO_TCP, IPPROTO_UDP,
+    IPPROTO_TCP,
     counter::Counter,
-    flow::{STATE_CLOSED, STATE_ESTABLISHED},
-    service::{BACKEND_ACTIVE, BACKEND_DRAINING, BACKEND_GONE},
+    flow::{FLOW_REVERSE, STATE_CLOSED, STATE_ESTABLISHED},
+    service::{
+        ADDRESS_NODE, ADDRESS_VIP, AddressRow, BACKEND_ACTIVE, BACKEND_DRAINING, BACKEND_GONE,
+    },
 };
 use weir_tests::packet::{ACK, FIN, Packet, Proto, RST, SYN};
 
 use crate::{
-    FAMILIES, Half, PROTOS,
-    bench::{Bench, DROP, NEXT, with_bench},
+    FAMILIES, Half, PROTOS, assert_is,
+    bench::{Bench, DROP, NEXT, with_bench, with_tables},
     parsed,
 };
 
@@ -53,29 +55,140 @@ fn a_flow_from_first_packet_to_reply() {
     });
 }
 
+/// A way in which a packet can be unusual.
+type Twist = (&'static str, fn(&mut Packet));
+
 #[test]
-fn ipv4_options_are_stepped_over() {
-    with_bench(|bench| {
-        bench.service("10.96.0.1:80", IPPROTO_UDP, 1, 1, &["10.1.2.11:8080"], false);
-        for options in 1..=10 {
-            let source = format!("10.1.1.10:{}", 40_000 + options);
-            let mut request = Packet::new(Proto::Udp, &source, "10.96.0.1:80");
-            request.options = options;
-            let out = parsed(&bench.run("tc_ingress", &request.build()));
-            assert_eq!(out.dst, "10.1.2.11:8080".parse().unwrap());
+fn nothing_but_the_destination_and_checksums_change() {
+    let twists: [Twist; 8] = [
+        ("plain", |_| ()),
+        ("one word of options", |p| p.options = usize::from(p.src.is_ipv4())),
+        ("all the options there can be", |p| p.options = 10 * usize::from(p.src.is_ipv4())),
+        ("no UDP checksum", |p| p.no_sum = p.src.is_ipv4()),
+        ("padded", |p| p.padding = 6),
+        ("last hop", |p| p.ttl = 1),
+        ("odd payload", |p| p.payload = vec![0xff; 1_001]),
+        ("nothing inside", |p| p.payload = Vec::new()),
+    ];
+    with_bench(move |bench| {
+        for role in ["pod, remote backend", "pod, local backend", "outside, local backend"] {
+            if role.starts_with("outside") {
+                bench.outside();
+            }
+            for (proto, number) in PROTOS {
+                for family in FAMILIES {
+                    let local = role.ends_with("local backend");
+                    bench.service(family.vip, number, 1, 1, &[family.backend], local);
+                    for (i, (what, twist)) in twists.iter().enumerate() {
+                        println!("{role}, {proto:?}, {}: {what}", family.vip);
+                        let mut packet = Packet::new(proto, family.client, family.vip);
+                        packet.src.set_port(1_000 + i as u16);
+                        twist(&mut packet);
+                        let ran = bench.run("tc_ingress", &packet.build());
+                        assert_is(&ran, NEXT, &packet.clone().to(family.backend));
+
+                        let mut reply = packet.clone().flags(SYN | ACK);
+                        reply.dst = packet.src;
+                        let reply = reply.from(family.backend);
+                        let ran = bench.run("tc_egress", &reply.build());
+                        assert_is(&ran, NEXT, &reply.from(family.vip));
+                    }
+                }
+            }
         }
     });
 }
 
 #[test]
-fn a_udp_checksum_that_is_left_out_stays_out() {
+fn a_front_end_of_its_own_wins_over_the_node_port() {
     with_bench(|bench| {
-        bench.service("10.96.0.1:80", IPPROTO_UDP, 1, 1, &["10.1.2.11:8080"], false);
-        let mut request = Packet::new(Proto::Udp, "10.1.1.10:40000", "10.96.0.1:80");
-        request.no_sum = true;
-        let out = parsed(&bench.run("tc_ingress", &request.build()));
-        assert_eq!(out.dst, "10.1.2.11:8080".parse().unwrap());
-        assert_eq!(out.transport[6..8], [0, 0]);
+        bench.service("10.9.0.1:30081", IPPROTO_TCP, 1, 1, &["10.1.2.11:8080"], false);
+        let flags = ADDRESS_NODE | ADDRESS_VIP;
+        bench.put("ADDRESSES4", &[10u8, 9, 0, 1], &AddressRow { flags });
+        bench.node_port(30080, IPPROTO_TCP, 2, "10.1.2.12:8080");
+        bench.node_port(30081, IPPROTO_TCP, 3, "10.1.2.13:8080");
+        for (port, backend) in [(30080, "10.1.2.12:8080"), (30081, "10.1.2.11:8080")] {
+            let request = Packet::new(Proto::Tcp, "10.1.1.10:40000", &format!("10.9.0.1:{port}"));
+            let ran = bench.run("tc_ingress", &request.build());
+            assert_is(&ran, NEXT, &request.to(backend));
+        }
+    });
+}
+
+#[test]
+fn a_udp_flow_that_was_idle_too_long_draws_again_and_tcp_does_not() {
+    with_bench(|bench| {
+        for (proto, number) in PROTOS {
+            bench.service("10.96.0.1:80", number, 1, 1, &["10.1.2.11:8080"], false);
+            let request = Packet::new(proto, "10.1.1.10:40000", "10.96.0.1:80");
+            bench.run("tc_ingress", &request.build());
+            // Others are in the pool now, the first still serves.
+            bench.service("10.96.0.1:80", number, 1, 2, &["10.1.2.12:8080"], false);
+            let more = request.flags(ACK);
+            let ran = bench.run("tc_ingress", &more.build());
+            assert_is(&ran, NEXT, &more.clone().to("10.1.2.11:8080"));
+            for (key, mut row) in bench.rows("EMBRYOS4") as Vec<Half> {
+                row.last_seen = row.last_seen.wrapping_sub(1_000);
+                bench.put("EMBRYOS4", &key, &row);
+            }
+            let moved = if proto == Proto::Udp { "10.1.2.12:8080" } else { "10.1.2.11:8080" };
+            let ran = bench.run("tc_ingress", &more.build());
+            assert_is(&ran, NEXT, &more.to(moved));
+        }
+    });
+}
+
+#[test]
+fn a_flow_for_which_the_table_has_no_room_goes_on_as_an_embryo() {
+    // Room for one flow and a half.
+    with_tables(&[("FLOWS4", 3)], |bench| {
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &["10.1.2.11:8080"], false);
+        for client in ["10.1.1.10:40000", "10.1.1.10:40001"] {
+            let request = Packet::new(Proto::Tcp, client, "10.96.0.1:80");
+            bench.run("tc_ingress", &request.build());
+            let reply = Packet::new(Proto::Tcp, "10.1.2.11:8080", client).flags(SYN | ACK);
+            for _ in 0..3 {
+                let ran = bench.run("tc_egress", &reply.build());
+                assert_is(&ran, NEXT, &reply.clone().from("10.96.0.1:80"));
+                let more = request.clone().flags(ACK);
+                let ran = bench.run("tc_ingress", &more.build());
+                assert_is(&ran, NEXT, &more.to("10.1.2.11:8080"));
+            }
+        }
+        let (flows, embryos): (Vec<Half>, Vec<Half>) =
+            (bench.rows("FLOWS4"), bench.rows("EMBRYOS4"));
+        assert_eq!((flows.len(), embryos.len()), (2, 2));
+        assert!(embryos.iter().all(|(_, row)| row.state == STATE_ESTABLISHED));
+    });
+}
+
+#[test]
+fn a_flow_that_lost_half_of_itself_is_mended() {
+    with_bench(|bench| {
+        for (proto, number) in PROTOS {
+            for lost in [0, FLOW_REVERSE] {
+                bench.service("10.96.0.1:80", number, 1, 1, &["10.1.2.11:8080"], false);
+                let client = format!("10.1.1.10:4000{lost}");
+                let request = Packet::new(proto, &client, "10.96.0.1:80");
+                let there = request.clone().to("10.1.2.11:8080");
+                assert_is(&bench.run("tc_ingress", &request.build()), NEXT, &there);
+                // Embryos are evicted row by row.
+                let rows: Vec<Half> = bench.rows("EMBRYOS4");
+                let (key, _) =
+                    rows.iter().find(|(_, row)| row.flags & FLOW_REVERSE == lost).unwrap();
+                bench.remove("EMBRYOS4", key);
+                // The client asks again, if the answer cannot come through.
+                if lost == FLOW_REVERSE {
+                    assert_is(&bench.run("tc_ingress", &request.build()), NEXT, &there);
+                }
+                let reply = Packet::new(proto, "10.1.2.11:8080", &client).flags(SYN | ACK);
+                let ran = bench.run("tc_egress", &reply.build());
+                assert_is(&ran, NEXT, &reply.from("10.96.0.1:80"));
+                let more = request.flags(ACK);
+                let ran = bench.run("tc_ingress", &more.build());
+                assert_is(&ran, NEXT, &more.to("10.1.2.11:8080"));
+            }
+        }
     });
 }
 
@@ -116,7 +229,7 @@ fn udp_moves_when_its_backend_goes_and_tcp_stays() {
         for (proto, number) in PROTOS {
             bench.service("10.96.0.1:80", number, 1, 1, &["10.1.2.11:8080"], false);
             let request = Packet::new(proto, "10.1.1.10:40000", "10.96.0.1:80");
-            let backend = |bench: &mut Bench, flags| {
+            let backend = |bench: &Bench, flags| {
                 parsed(&bench.run("tc_ingress", &request.clone().flags(flags).build()))
                     .dst
                     .to_string()

@@ -5,6 +5,7 @@ mod bench;
 mod figures;
 mod flows;
 mod nat;
+mod raw;
 mod refusals;
 mod strangers;
 mod wholeness;
@@ -14,7 +15,7 @@ use proxy_common::{
     IPPROTO_TCP, IPPROTO_UDP,
     flow::{FlowKey, FlowRow},
 };
-use weir_tests::packet::{Proto, Read, read};
+use weir_tests::packet::{Packet, Proto, Read, difference, read};
 
 /// A row of a flow table with its key.
 type Half = (FlowKey<[u8; 4]>, FlowRow<[u8; 4]>);
@@ -43,8 +44,16 @@ fn parsed(ran: &Ran) -> Read {
 }
 
 /// What a packet that is none of ours must look like after the program.
-fn assert_untouched(bench: &mut Bench, program: &str, frame: &[u8]) {
+fn assert_untouched(bench: &Bench, program: &str, frame: &[u8]) {
     let ran = bench.run(program, frame);
     assert_eq!(ran.code, NEXT);
     assert_eq!(ran.frame, frame, "{program} changed a packet");
+}
+
+/// The packet came out exactly like this one, octet by octet.
+fn assert_is(ran: &Ran, code: i32, expected: &Packet) {
+    if let Some(text) = difference(&expected.build(), &ran.frame) {
+        panic!("expected {expected:?}, which differs from what came out:\n{text}");
+    }
+    assert_eq!(ran.code, code, "{expected:?}");
 }

@@ -16,7 +16,7 @@ fn assert_reset(ran: &Ran, request: &Packet, sequence: Option<u32>, acknowledged
     assert_eq!((out.src, out.dst), (request.dst, request.src));
     assert_eq!(ran.frame[..6], [2, 0, 0, 0, 0, 9], "back to the sender on the link");
     let number = |at: usize| u32::from_be_bytes(out.transport[at..at + 4].try_into().unwrap());
-    assert_eq!(out.transport.len(), 20);
+    assert_eq!((out.transport.len(), out.padding), (20, 0));
     assert_ne!(out.transport[13] & RST, 0);
     assert_eq!(out.transport[13] & ACK != 0, acknowledged.is_some());
     if let Some(sequence) = sequence {
@@ -44,21 +44,36 @@ fn tcp_without_endpoints_is_reset() {
 }
 
 #[test]
+fn an_answer_has_no_padding() {
+    with_bench(|bench| {
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &[], false);
+        let mut request = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.1:80");
+        request.padding = 6;
+        let ran = bench.run("tc_ingress", &request.build());
+        assert_reset(&ran, &request, Some(0), Some(request.seq + 1));
+    });
+}
+
+#[test]
 fn udp_without_endpoints_is_told_port_unreachable() {
     with_bench(|bench| {
         for family in FAMILIES {
             bench.service(family.vip, IPPROTO_UDP, 1, 1, &[], false);
-            let request = Packet::new(Proto::Udp, family.client, family.vip).payload(&[7; 300]);
-            let frame = request.build();
-            let ran = bench.run("tc_ingress", &frame);
-            assert_eq!(ran.code, REDIRECT);
-            let out = parsed(&ran);
-            assert_eq!((out.src.ip(), out.dst.ip()), (request.dst.ip(), request.src.ip()));
-            let ipv4 = request.src.is_ipv4();
-            let (proto, kind, header) = if ipv4 { (1, [3, 3], 20) } else { (58, [1, 4], 40) };
-            assert_eq!(out.proto, proto);
-            assert_eq!(out.transport[..2], kind);
-            assert_eq!(out.transport[8..], frame[14..14 + header + 8], "quotes what was sent");
+            for (payload, no_sum) in [(300, false), (0, false), (300, true)] {
+                let mut request = Packet::new(Proto::Udp, family.client, family.vip);
+                request.payload = vec![7; payload];
+                let ipv4 = request.src.is_ipv4();
+                request.no_sum = no_sum && ipv4;
+                let frame = request.build();
+                let ran = bench.run("tc_ingress", &frame);
+                assert_eq!(ran.code, REDIRECT);
+                let out = parsed(&ran);
+                assert_eq!((out.src.ip(), out.dst.ip()), (request.dst.ip(), request.src.ip()));
+                let (proto, kind, header) = if ipv4 { (1, [3, 3], 20) } else { (58, [1, 4], 40) };
+                assert_eq!(out.proto, proto);
+                assert_eq!(out.transport[..2], kind);
+                assert_eq!(out.transport[8..], frame[14..14 + header + 8], "quotes what was sent");
+            }
         }
     });
 }
