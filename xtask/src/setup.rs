@@ -136,7 +136,9 @@ pub fn run(purpose: Purpose) -> Result<()> {
             println!("  apt-get install {name:24} # {why}");
         }
         if linker {
-            println!("  cargo install bpf-linker@{BPF_LINKER:14} # links the kernel programs");
+            println!(
+                "  cargo install bpf-linker@{BPF_LINKER:14} # links the kernel programs; builds for some minutes"
+            );
         }
         if !packages.is_empty() {
             install_packages(&packages)?;
