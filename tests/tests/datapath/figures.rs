@@ -18,7 +18,9 @@ use crate::{
 fn programs_are_far_below_the_verifiers_limit() {
     with_bench(|bench| {
         println!("| program | instructions verified | of the limit |\n|---|---|---|");
-        for (name, program) in bench.ebpf.programs() {
+        let mut programs: Vec<_> = bench.ebpf.programs().collect();
+        programs.sort_by_key(|(name, _)| *name);
+        for (name, program) in programs {
             let count = program.info().unwrap().verified_instruction_count().unwrap();
             println!("| {name} | {count} | {:.1} % |", f64::from(count) / 10_000.0);
             // The kernel's limit is a million (BPF_COMPLEXITY_LIMIT_INSNS).
