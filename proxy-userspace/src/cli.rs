@@ -4,9 +4,13 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+const EXIT_CODES: &str = "\
+Exit codes: 0 done, or stopped by a signal; 1 failed, with one line `error: …` on standard error; \
+2 wrong usage; 130 or 143 ended at once by a second SIGINT or SIGTERM.";
+
 /// A Kubernetes service proxy whose packet path runs in the kernel as eBPF.
 #[derive(Debug, Parser)]
-#[command(name = "weir", version, disable_help_subcommand = true)]
+#[command(name = "weir", version, disable_help_subcommand = true, after_help = EXIT_CODES)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -17,7 +21,10 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the node agent.
-    Run(Run),
+    ///
+    /// Programs and maps are pinned: they go on working when the agent stops, and the next one
+    /// takes them over. `weir cleanup` removes them.
+    Run(Box<Run>),
     /// Show what is attached, how full the tables are, and the counters.
     Status(Inspect),
     /// List front ends with their endpoints, as the maps have them.
@@ -26,7 +33,7 @@ pub enum Command {
     Backends(Inspect),
     /// List flows, as the maps have them.
     Flows(Flows),
-    /// Detach the programs and remove the pins of this node.
+    /// Detach the programs and remove the pins of this node. The agent must have stopped.
     Cleanup(Cleanup),
 }
 
@@ -49,7 +56,8 @@ pub struct Run {
     /// agent runs in.
     #[arg(long, env = "WEIR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Name of this node, as its Node object has it [default: the host name, in lower case]
+    /// Name of this node, as its Node object has it [default: NODE_NAME, else the host name; in
+    /// lower case]
     #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
     /// Pins.
@@ -158,7 +166,7 @@ pub struct Flows {
     /// Only flows of this client.
     #[arg(long, value_name = "ADDRESS")]
     pub client: Option<std::net::IpAddr>,
-    /// At most this many.
+    /// At most this many; 0: all.
     #[arg(long, default_value_t = 1_000, value_name = "N")]
     pub limit: usize,
 }

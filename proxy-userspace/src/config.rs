@@ -1,6 +1,6 @@
 //! Flags → what the agent runs with. All that is wrong is reported together.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use crate::{
     cli::{Run, Tc},
@@ -9,6 +9,7 @@ use crate::{
         layout::Sizes,
     },
     net::UplinkPatterns,
+    telemetry::Log,
 };
 
 /// Where objects come from.
@@ -20,21 +21,29 @@ pub enum SourceConfig {
     Kubernetes(Option<PathBuf>),
 }
 
-/// A validated configuration.
+/// A validated configuration: what the agent runs with, nothing left open.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Source.
+    /// Where objects come from.
     pub source: SourceConfig,
-    /// Node name.
+    /// Name of this node's Node object.
     pub node_name: String,
+    /// Mount point of the bpf file system.
+    pub bpffs: PathBuf,
+    /// cgroup v2 directory.
+    pub cgroup: PathBuf,
     /// Uplinks.
     pub uplinks: UplinkPatterns,
     /// Table sizes.
     pub sizes: Sizes,
     /// How to attach.
     pub tc: TcMode,
-    /// The rest as given.
-    pub run: Run,
+    /// NodePorts on loopback addresses.
+    pub localhost_nodeports: bool,
+    /// Address of the health server.
+    pub healthz: SocketAddr,
+    /// Address of the metrics server.
+    pub metrics: SocketAddr,
 }
 
 /// Everything that is wrong with the flags.
@@ -42,22 +51,70 @@ pub struct Config {
 #[error("{}", .0.join("; "))]
 pub struct ConfigError(Vec<String>);
 
-/// Host name, the default node name.
-fn host_name() -> Option<String> {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").ok()
+/// The name kubelet would take: `NODE_NAME` if a manifest gives it, else the host's.
+fn default_node_name() -> Option<String> {
+    let host = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty()).or_else(host)
+}
+
+/// What is wrong with a node name: it must be a DNS subdomain (RFC 1123), as Node names are.
+fn node_name_fault(name: &str) -> Option<String> {
+    if name.is_empty() {
+        return Some("--node-name is blank: give the name of this node's Node object".to_owned());
+    }
+    let label = |label: &str| {
+        !label.is_empty()
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    let valid = name.len() <= 253 && name.split('.').all(label);
+    (!valid).then(|| format!("--node-name `{name}`: no Node can have this name"))
+}
+
+fn device_fault(pattern: &str) -> Option<String> {
+    let name = pattern.strip_suffix('*').unwrap_or(pattern);
+    // The kernel's longest name has 15 bytes (IFNAMSIZ).
+    let wrong = pattern.is_empty()
+        || name.len() > 15
+        || name.contains(|c: char| c == '*' || c == '/' || c.is_whitespace());
+    wrong.then(|| {
+        format!("--devices `{pattern}`: want an interface name, or a prefix followed by one `*`")
+    })
+}
+
+/// What is wrong with the addresses of the two servers. A wildcard takes the port on every address.
+fn server_faults(healthz: SocketAddr, metrics: SocketAddr) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (flag, address) in [("healthz", healthz), ("metrics", metrics)] {
+        if address.port() == 0 {
+            faults.push(format!("--{flag}-bind-address {address}: give a port"));
+        }
+    }
+    let wildcard = healthz.ip().is_unspecified() || metrics.ip().is_unspecified();
+    if healthz.port() == metrics.port() && (wildcard || healthz.ip() == metrics.ip()) {
+        faults.push(format!(
+            "--healthz-bind-address {healthz} and --metrics-bind-address {metrics} are in each \
+             other's way: give them different ports"
+        ));
+    }
+    faults
 }
 
 impl Config {
     /// Checks the flags.
-    pub fn new(run: Run) -> Result<Self, ConfigError> {
+    pub fn new(run: Run) -> Result<(Self, Log), ConfigError> {
         let mut faults = Vec::new();
-        let fallback = || std::env::var("NODE_NAME").ok().or_else(host_name);
-        let name = run.node_name.clone().or_else(fallback).unwrap_or_default();
+        let log = match Log::new(run.log_format, &run.log_level) {
+            Ok(log) => Some(log),
+            Err(error) => {
+                faults.push(error.to_string());
+                None
+            }
+        };
+        let name = run.node_name.or_else(default_node_name).unwrap_or_default();
         let node_name = name.trim().to_lowercase();
-        if node_name.is_empty() {
-            faults
-                .push("--node-name is blank: give the name of this node's Node object".to_owned());
-        }
+        faults.extend(node_name_fault(&node_name));
         if let Some(dir) = &run.manifests
             && !dir.is_dir()
         {
@@ -68,26 +125,17 @@ impl Config {
         {
             faults.push(format!("--kubeconfig {}: not a file", file.display()));
         }
-        for pattern in &run.devices {
-            let name = pattern.strip_suffix('*').unwrap_or(pattern);
-            if pattern.is_empty() || name.contains('*') || name.contains('/') || name.len() > 15 {
-                faults.push(format!(
-                    "--devices `{pattern}`: want an interface name, or a prefix followed by one `*`"
-                ));
-            }
-        }
-        if run.healthz_bind_address == run.metrics_bind_address {
-            let address = run.metrics_bind_address;
-            faults.push(format!(
-                "--healthz-bind-address and --metrics-bind-address are both {address}"
-            ));
-        }
-        if !faults.is_empty() {
+        // A variable that is set to nothing says nothing.
+        let devices = if run.devices == [""] { Vec::new() } else { run.devices };
+        faults.extend(devices.iter().filter_map(|pattern| device_fault(pattern)));
+        let (healthz, metrics) = (run.healthz_bind_address, run.metrics_bind_address);
+        faults.extend(server_faults(healthz, metrics));
+        let Some(log) = log.filter(|_| faults.is_empty()) else {
             return Err(ConfigError(faults));
-        }
-        let source = match &run.manifests {
-            Some(dir) => SourceConfig::Manifests(dir.clone()),
-            None => SourceConfig::Kubernetes(run.kubeconfig.clone()),
+        };
+        let source = match run.manifests {
+            Some(dir) => SourceConfig::Manifests(dir),
+            None => SourceConfig::Kubernetes(run.kubeconfig),
         };
         let tc = match run.tc {
             Tc::Auto => kernel_mode(),
@@ -100,8 +148,19 @@ impl Config {
             flows: run.max_flows,
             ..Sizes::default()
         };
-        let uplinks = UplinkPatterns::new(run.devices.clone());
-        Ok(Self { source, node_name, uplinks, sizes, tc, run })
+        let config = Self {
+            source,
+            node_name,
+            bpffs: run.bpffs.bpffs,
+            cgroup: run.cgroup,
+            uplinks: UplinkPatterns::new(devices),
+            sizes,
+            tc,
+            localhost_nodeports: run.localhost_nodeports,
+            healthz,
+            metrics,
+        };
+        Ok((config, log))
     }
 }
 
@@ -115,17 +174,29 @@ mod tests {
         let Command::Run(run) = Cli::parse_from(["weir", "run"].iter().chain(flags)).command else {
             unreachable!("the command is run");
         };
-        Config::new(run)
+        Config::new(*run).map(|(config, _)| config)
+    }
+
+    fn faults(flags: &[&str]) -> String {
+        config(flags).map(|_| String::new()).unwrap_or_else(|error| error.to_string())
     }
 
     #[test]
     fn node_names_are_trimmed_and_lowered() {
-        assert_eq!(config(&["--node-name", " Node1 "]).unwrap().node_name, "node1");
+        assert_eq!(config(&["--node-name", " Node1.example "]).unwrap().node_name, "node1.example");
     }
 
     #[test]
-    fn every_fault_is_reported() {
-        let faults = config(&[
+    fn node_names_that_no_node_can_have_are_faults() {
+        for name in ["a,b", "a b", "-a", "a..b", "node_1", &"a".repeat(254)] {
+            let flag = format!("--node-name={name}");
+            assert!(faults(&[&flag]).contains("no Node can have this name"), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_fault_is_reported_with_the_flag_s_name() {
+        let text = faults(&[
             "--node-name",
             " ",
             "--manifests",
@@ -133,13 +204,46 @@ mod tests {
             "--devices",
             "eth*0,a",
             "--healthz-bind-address",
-            "127.0.0.1:1",
+            "127.0.0.1:0",
+            "--log-level",
+            "a=b=c",
             "--metrics-bind-address",
-            "127.0.0.1:1",
+            "127.0.0.1:0",
         ]);
-        let text = faults.unwrap_err().to_string();
-        for part in ["--node-name is blank", "/nonexistent", "`eth*0`", "are both 127.0.0.1:1"] {
-            assert!(text.contains(part), "{text}");
+        for part in [
+            "--node-name is blank",
+            "--log-level a=b=c",
+            "--manifests /nonexistent: not a directory",
+            "--devices `eth*0`",
+            "--healthz-bind-address 127.0.0.1:0: give a port",
+            "--metrics-bind-address 127.0.0.1:0: give a port",
+            "in each other's way",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(!text.contains("`a`"), "{text}");
+    }
+
+    #[test]
+    fn servers_share_a_port_only_on_different_addresses() {
+        let address = |text: &str| text.parse().unwrap();
+        for (healthz, metrics, faults) in [
+            ("0.0.0.0:10256", "127.0.0.1:10249", 0),
+            ("10.0.0.1:10256", "127.0.0.1:10256", 0),
+            ("127.0.0.1:10256", "127.0.0.1:10256", 1),
+            ("0.0.0.0:10256", "127.0.0.1:10256", 1),
+            // One wildcard socket answers both families.
+            ("0.0.0.0:10256", "[::1]:10256", 1),
+            ("[::]:10256", "127.0.0.1:10256", 1),
+        ] {
+            let found = server_faults(address(healthz), address(metrics));
+            assert_eq!(found.len(), faults, "{healthz} {metrics}");
+        }
+    }
+
+    #[test]
+    fn a_variable_set_to_nothing_says_nothing() {
+        let config = config(&["--node-name", "a", "--devices", ""]).unwrap();
+        assert_eq!(config.uplinks, UplinkPatterns::default());
     }
 }

@@ -153,8 +153,7 @@ impl Follower {
     fn write_config(&self, network: &Network, node: &[IpAddr]) -> Result<()> {
         let (v4, v6) = network.masquerade(&self.config.uplinks, node);
         let ports = snat_ports(ephemeral_ports());
-        let flags =
-            if self.config.run.localhost_nodeports { CONFIG_LOCALHOST_NODE_PORTS } else { 0 };
+        let flags = if self.config.localhost_nodeports { CONFIG_LOCALHOST_NODE_PORTS } else { 0 };
         let row = NodeConfig {
             host_netns: sys::netns_cookie()
                 .context("read the network namespace's cookie (kernel 5.14)")?,

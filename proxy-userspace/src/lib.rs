@@ -21,5 +21,6 @@ pub mod plan;
 pub mod reconcile;
 pub mod run;
 pub mod source;
+pub mod supervise;
 pub mod telemetry;
 pub mod topology;

@@ -1,19 +1,19 @@
 //! The `weir` command.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::Parser as _;
 use proxy_userspace::{
-    cli::{Cli, Command},
+    cli::{Cli, Command, Run},
     config::Config,
-    inspect, run, telemetry,
+    inspect, run,
 };
 
 fn main() -> ExitCode {
     match dispatch(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", one_line(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
@@ -21,20 +21,41 @@ fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
-        Command::Run(flags) => {
-            telemetry::init(flags.log_format, &flags.log_level)?;
-            let config = Config::new(flags)?;
-            // Two threads: one may be in a system call while the other answers probes.
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(2)
-                .enable_all()
-                .build()?;
-            runtime.block_on(run::run(config))
-        }
+        Command::Run(flags) => agent(*flags),
         Command::Status(flags) => inspect::status(&flags),
         Command::Services(flags) => inspect::services(&flags),
         Command::Backends(flags) => inspect::backends(&flags),
         Command::Flows(flags) => inspect::flows(&flags),
         Command::Cleanup(flags) => inspect::cleanup(&flags),
+    }
+}
+
+fn agent(flags: Run) -> anyhow::Result<()> {
+    let (config, log) = Config::new(flags)?;
+    log.start();
+    // Two threads: one may be in a system call while the other answers probes.
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let result = runtime.block_on(run::run(config));
+    // Everything that matters has been waited for.
+    runtime.shutdown_timeout(Duration::ZERO);
+    result
+}
+
+/// Errors of the kernel's verifier have many lines; logs are read by the line.
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::one_line;
+
+    #[test]
+    fn errors_fit_one_line() {
+        assert_eq!(
+            one_line("load tc_ingress: refused\n\n  R1 is bad\n"),
+            "load tc_ingress: refused | R1 is bad"
+        );
     }
 }
