@@ -1,145 +1,63 @@
 //! `weir status|services|backends|flows|cleanup`: read the pinned maps, whether or not an agent
-//! runs. Tables for people, JSON for programs; the JSON's field names are those of the structs in
-//! [`view`].
+//! runs. Tables for people, JSON for programs.
+//!
+//! Each command has a module: a row type, whose field names are those of the JSON, made by a pure
+//! function from what the maps hold; and the table made from the rows.
 
-mod table;
-pub mod view;
+pub mod backends;
+mod cleanup;
+pub mod flows;
+mod output;
+pub mod services;
+pub mod status;
+pub mod table;
 
-use std::{fs, io, os::fd::AsFd, path::Path};
+use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
-use proxy_common::counter::Counter;
+use proxy_common::service::NameRow;
 use serde::Serialize;
-use serde_json::json;
 
+pub use self::cleanup::cleanup;
 use self::table::Table;
 use crate::{
-    cli::{Cleanup, Flows, Inspect, Output},
+    cli::{Flows, Inspect, Output},
     clock::Clock,
-    datapath::{
-        attach,
-        pins::{PinPaths, Pins},
-        sys,
-    },
+    datapath::{Snapshot, kernel, pins::Pins},
+    plan::{parse_name, port_name},
 };
 
 /// Prints JSON, or the table.
-fn print(output: Output, rows: &impl Serialize, table: impl FnOnce() -> Table) -> Result<()> {
+fn print<T: Serialize>(output: Output, rows: &T, table: impl FnOnce(&T) -> String) -> Result<()> {
     match output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(rows)?),
-        Output::Table => print!("{}", table().render()),
+        Output::Json => output::print(&format!("{}\n", serde_json::to_string_pretty(rows)?)),
+        Output::Table => output::print(&table(rows)),
     }
-    Ok(())
 }
 
-/// Whether an agent holds the lock on the pins.
-fn agent_runs(paths: &PinPaths) -> io::Result<bool> {
-    let directory = fs::File::open(&paths.root)?;
-    Ok(!sys::try_lock(directory.as_fd())?)
-}
-
-fn device_name(ifindex: u32) -> String {
-    sys::interface_name(ifindex).unwrap_or_else(|| format!("if{ifindex}"))
+fn snapshot(pins: &Pins) -> Result<Snapshot> {
+    kernel::snapshot(pins).context("read the pinned maps")
 }
 
 /// `weir status`.
 pub fn status(flags: &Inspect) -> Result<()> {
-    let paths = PinPaths::new(&flags.bpffs.bpffs);
     let pins = Pins::open(&flags.bpffs.bpffs)?;
-    let running = agent_runs(&paths).context("see whether an agent runs")?;
-    let links = attach::links(&paths).context("read the pinned links")?;
-    let devices = pins.devices().context("read DEVICES")?;
-    let tables = view::tables(&pins)?;
-    let mut counters = Vec::new();
-    for &counter in Counter::ALL {
-        let count = pins.counter(counter).context("read COUNTERS")?;
-        counters.push((counter, count));
-    }
-    if flags.output == Output::Json {
-        let value = json!({
-            "agentRunning": running,
-            "devices": devices.iter().map(|(i, row)| view::device(*i, &device_name(*i), row, &links)).collect::<Vec<_>>(),
-            "links": links.iter().map(|l| json!({"name": l.name, "id": l.info.id, "program": l.info.prog_id})).collect::<Vec<_>>(),
-            "tables": tables,
-            "counters": counters.iter().map(|(c, n)| json!({
-                "hook": c.hook(), "verdict": c.verdict(), "reason": c.reason(), "count": n,
-            })).collect::<Vec<_>>(),
-        });
-        println!("{}", serde_json::to_string_pretty(&value)?);
-        return Ok(());
-    }
-    println!(
-        "Agent: {}\n",
-        if running { "running" } else { "not running; the datapath goes on with what it has" }
-    );
-    let mut table = Table::new(&["DEVICE", "INDEX", "ROLE", "HOOKS", "MASQUERADE"]);
-    for (ifindex, row) in &devices {
-        let device = view::device(*ifindex, &device_name(*ifindex), row, &links);
-        table.row([
-            device.name,
-            ifindex.to_string(),
-            device.role.to_owned(),
-            device.hooks.join(","),
-            device.masquerade.join(","),
-        ]);
-    }
-    let sockets: Vec<&str> = links.iter().filter(|l| !l.is_tc()).map(|l| l.name.as_str()).collect();
-    println!("{}\nSocket programs: {}\n", table.render(), sockets.join(", "));
-    let mut table = Table::new(&["TABLE", "ROWS", "CAPACITY"]);
-    for entry in tables {
-        table.row([entry.table, entry.rows.to_string(), entry.capacity.to_string()]);
-    }
-    println!("{}", table.render());
-    let mut table = Table::new(&["HOOK", "VERDICT", "REASON", "COUNT"]);
-    for (counter, count) in counters.into_iter().filter(|(_, count)| *count > 0) {
-        table.row([
-            counter.hook().to_owned(),
-            counter.verdict().to_owned(),
-            counter.reason().to_owned(),
-            count.to_string(),
-        ]);
-    }
-    print!("{}", table.render());
-    Ok(())
+    let status = status::read(&flags.bpffs.bpffs, &pins, &snapshot(&pins)?)?;
+    print(flags.output, &status, status::render)
 }
 
 /// `weir services`.
 pub fn services(flags: &Inspect) -> Result<()> {
     let pins = Pins::open(&flags.bpffs.bpffs)?;
-    let rows = view::services(&pins)?;
-    print(flags.output, &rows, || {
-        let mut table = Table::new(&["SERVICE", "TYPE", "FRONTEND", "ENDPOINTS", "ID"]);
-        for row in &rows {
-            table.row([
-                row.service.clone(),
-                row.kinds.join(","),
-                row.frontend.clone(),
-                if row.inside.is_empty() { "<none>".to_owned() } else { row.inside.join(",") },
-                row.id.to_string(),
-            ]);
-        }
-        table
-    })
+    let rows = services::rows(&snapshot(&pins)?);
+    print(flags.output, &rows, |rows| services::table(rows).render())
 }
 
 /// `weir backends`.
 pub fn backends(flags: &Inspect) -> Result<()> {
     let pins = Pins::open(&flags.bpffs.bpffs)?;
-    let rows = view::backends(&pins)?;
-    print(flags.output, &rows, || {
-        let mut table = Table::new(&["SERVICE", "BACKEND", "STATE", "PLACE", "ID", "GENERATION"]);
-        for row in &rows {
-            table.row([
-                row.service.clone(),
-                row.backend.clone(),
-                row.state.to_owned(),
-                row.place.to_owned(),
-                row.id.to_string(),
-                row.generation.to_string(),
-            ]);
-        }
-        table
-    })
+    let rows = backends::rows(&snapshot(&pins)?);
+    print(flags.output, &rows, |rows| backends::table(rows).render())
 }
 
 /// `weir flows`.
@@ -148,67 +66,89 @@ pub fn flows(flags: &Flows) -> Result<()> {
     let reading = pins.clock().context("read CLOCK")?;
     let config = pins.config().context("read CONFIG")?;
     let clock = Clock::from_reading(config.hz, reading);
-    let mut rows = view::flows(&pins, &clock)?;
-    rows.retain(|row| {
-        let service = flags.service.as_ref();
-        service.is_none_or(|s| row.service == *s || row.service.starts_with(&format!("{s}:")))
-            && flags.client.is_none_or(|c| row.client_address == c)
-    });
-    rows.truncate(flags.limit);
-    print(flags.inspect.output, &rows, || {
-        let mut table = Table::new(&[
-            "PROTO", "CLIENT", "FRONTEND", "BACKEND", "SOURCE", "STATE", "IDLE", "SERVICE",
-        ]);
-        for row in &rows {
-            table.row([
-                row.protocol.to_owned(),
-                row.client.clone(),
-                row.frontend.clone(),
-                row.backend.clone(),
-                if row.source_nat { row.source.clone() } else { "kept".to_owned() },
-                row.state.to_owned(),
-                format!("{:.0}s", row.idle_seconds),
-                row.service.clone(),
-            ]);
-        }
-        table
-    })
+    let names = Names::new(&pins.names().context("read NAMES")?.into_iter().collect());
+    let filter = flows::Filter { service: flags.service.clone(), client: flags.client };
+    let mut rows = flows::read(&pins, &names, &clock, &filter)?;
+    if flags.limit > 0 && rows.len() > flags.limit {
+        eprintln!("{} of {} flows are shown; --limit 0 shows all", flags.limit, rows.len());
+        rows.truncate(flags.limit);
+    }
+    print(flags.inspect.output, &rows, |rows| flows::table(rows).render())
 }
 
-/// `weir cleanup`.
-pub fn cleanup(flags: &Cleanup) -> Result<()> {
-    let paths = PinPaths::new(&flags.bpffs.bpffs);
-    if !paths.root.is_dir() {
-        println!("nothing of weir's under {}", flags.bpffs.bpffs.display());
-        return Ok(());
+/// Names of service ports by id.
+pub struct Names(BTreeMap<u32, String>);
+
+impl Names {
+    /// From rows of `NAMES`.
+    pub fn new(rows: &BTreeMap<u32, NameRow>) -> Self {
+        let name = |row| parse_name(row).map(|key| port_name(&key));
+        Self(rows.iter().filter_map(|(id, row)| Some((*id, name(row)?))).collect())
     }
-    if agent_runs(&paths).context("see whether an agent runs")? {
-        anyhow::bail!("{} is in use: stop weir first", paths.root.display());
+
+    /// `namespace/name` or `namespace/name:port`; an id that has no name any more, as `#id`.
+    fn of(&self, id: u32) -> String {
+        self.0.get(&id).cloned().unwrap_or_else(|| format!("#{id}"))
     }
-    attach::remove_clsact();
-    // Links first: a program without its maps' pins still works, maps without programs do not.
-    let mut removed = 0;
-    for directory in [paths.links(), paths.maps()] {
-        removed += remove_pins(&directory)?;
-    }
-    fs::remove_dir(&paths.root).with_context(|| format!("remove {}", paths.root.display()))?;
-    println!("{removed} pins removed under {}", paths.root.display());
-    Ok(())
 }
 
-fn remove_pins(directory: &Path) -> Result<usize> {
-    let mut removed = 0;
-    match fs::read_dir(directory) {
-        Ok(entries) => {
-            for entry in entries {
-                let path = entry?.path();
-                fs::remove_file(&path).with_context(|| format!("remove {}", path.display()))?;
-                removed += 1;
-            }
-            fs::remove_dir(directory).with_context(|| format!("remove {}", directory.display()))?;
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error).context(format!("read {}", directory.display())),
+/// A made-up state of the maps, for the tests of what is shown.
+#[cfg(test)]
+mod sample {
+    use proxy_common::{
+        IPPROTO_TCP, IPPROTO_UDP,
+        service::{
+            AddressRow, BACKEND_ACTIVE, BACKEND_DRAINING, BACKEND_GONE, BACKEND_HOST,
+            BACKEND_LOCAL, BackendRow, NameRow, Pool, SERVICE_CLUSTER_IP, SERVICE_LOAD_BALANCER,
+            SERVICE_NODE_PORT, ServiceRow,
+        },
+    };
+
+    use crate::datapath::Snapshot;
+
+    fn name(text: &str) -> NameRow {
+        let mut name = [0; 144];
+        name[..text.len()].copy_from_slice(text.as_bytes());
+        NameRow { name }
     }
-    Ok(removed)
+
+    fn backend<A>(addr: A, state: u8, flags: u8, service: u32, generation: u32) -> BackendRow<A> {
+        BackendRow { addr, port: 8080, state, flags, service, generation }
+    }
+
+    /// `shop/cart:http` with a ClusterIP, a load balancer's address and a NodePort, six endpoints
+    /// of which five take new flows; `kube-system/dns` over UDP on IPv6 without endpoints.
+    pub fn snapshot() -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        snapshot.names.insert(7, name("shop/cart:http"));
+        snapshot.names.insert(9, name("kube-system/dns"));
+        let v4 = &mut snapshot.v4;
+        for last in 1..=4u8 {
+            let row = backend([10, 1, 2, last], BACKEND_ACTIVE, 0, 7, 1);
+            v4.backends.insert(last.into(), row);
+        }
+        v4.backends.insert(5, backend([10, 1, 1, 5], BACKEND_ACTIVE, BACKEND_LOCAL, 7, 3));
+        v4.backends.insert(
+            6,
+            backend([10, 9, 0, 1], BACKEND_DRAINING, BACKEND_LOCAL | BACKEND_HOST, 7, 1),
+        );
+        v4.backends.insert(8, backend([10, 1, 2, 8], BACKEND_GONE, 0, 7, 2));
+        v4.slots.extend([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (16, 5)]);
+        let inside = Pool { first: 0, count: 5 };
+        let outside = Pool { first: 16, count: 1 };
+        let row = |flags, outside| ServiceRow { service: 7, flags, inside, outside };
+        v4.services.insert(([10, 96, 0, 10], 80, IPPROTO_TCP), row(SERVICE_CLUSTER_IP, inside));
+        v4.services.insert(([10, 8, 0, 10], 80, IPPROTO_TCP), row(SERVICE_LOAD_BALANCER, outside));
+        v4.services.insert(([0; 4], 30080, IPPROTO_TCP), row(SERVICE_NODE_PORT, outside));
+        v4.addresses.insert([10, 96, 0, 10], AddressRow { flags: 0 });
+        let none = Pool { first: 0, count: 0 };
+        let v6 = &mut snapshot.v6;
+        let mut vip = [0; 16];
+        (vip[0], vip[15]) = (0xfd, 0x0a);
+        v6.services.insert(
+            (vip, 53, IPPROTO_UDP),
+            ServiceRow { service: 9, flags: SERVICE_CLUSTER_IP, inside: none, outside: none },
+        );
+        snapshot
+    }
 }

@@ -160,11 +160,7 @@ impl Datapath for KernelDatapath {
     }
 
     fn snapshot(&self) -> io::Result<Snapshot> {
-        Ok(Snapshot {
-            v4: snapshot_family(&self.pins.v4)?,
-            v6: snapshot_family(&self.pins.v6)?,
-            names: self.pins.names()?.into_iter().collect(),
-        })
+        snapshot(&self.pins)
     }
 
     fn capacity(&self) -> Capacity {
@@ -178,8 +174,17 @@ impl Datapath for KernelDatapath {
     }
 }
 
+/// What the maps hold.
+pub fn snapshot(pins: &Pins) -> io::Result<Snapshot> {
+    Ok(Snapshot {
+        v4: snapshot_family(&pins.v4)?,
+        v6: snapshot_family(&pins.v6)?,
+        names: pins.names()?.into_iter().collect(),
+    })
+}
+
 /// What the maps of one family hold.
-pub fn snapshot_family<A>(maps: &FamilyMaps) -> io::Result<FamilySnapshot<A>>
+fn snapshot_family<A>(maps: &FamilyMaps) -> io::Result<FamilySnapshot<A>>
 where
     A: Row + Ord,
     BackendRow<A>: Row,

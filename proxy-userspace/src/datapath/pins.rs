@@ -114,6 +114,8 @@ pub struct FamilyMaps {
     pub flows: OwnedFd,
     /// `EMBRYOS`.
     pub embryos: OwnedFd,
+    /// `SOCKETS`.
+    pub sockets: OwnedFd,
 }
 
 /// All pinned maps.
@@ -164,6 +166,7 @@ impl Pins {
                 backends: open("BACKENDS")?,
                 flows: open("FLOWS")?,
                 embryos: open("EMBRYOS")?,
+                sockets: open("SOCKETS")?,
             })
         };
         let (v4, v6) = (family(4)?, family(6)?);
@@ -173,7 +176,7 @@ impl Pins {
             slots: rows(&v4.slots),
             flows: rows(&v4.flows),
             embryos: rows(&v4.embryos),
-            sockets: 0,
+            sockets: rows(&v4.sockets),
         };
         Ok(Self {
             devices: open(&paths, "DEVICES")?,
@@ -240,6 +243,13 @@ pub fn rows<K: Row, V: Row>(map: &OwnedFd) -> io::Result<Vec<(K, V)>> {
     let mut all = Vec::new();
     sys::for_each_chunk(map.as_fd(), CHUNK, |rows| all.extend_from_slice(rows))?;
     Ok(all)
+}
+
+/// How many rows a map has; reads all of them.
+pub fn count<K: Row, V: Row>(map: &OwnedFd) -> io::Result<usize> {
+    let mut count = 0;
+    sys::for_each_chunk(map.as_fd(), CHUNK, |rows: &[(K, V)]| count += rows.len())?;
+    Ok(count)
 }
 
 impl FamilyMaps {

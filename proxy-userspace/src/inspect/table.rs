@@ -1,5 +1,8 @@
 //! Tables as kubectl prints them: columns as wide as their widest cell, three spaces between.
 
+/// Entries of a list that a cell shows; the rest is counted. kubectl shows as many.
+const SHOWN: usize = 3;
+
 /// A table.
 pub struct Table {
     header: Vec<String>,
@@ -34,6 +37,15 @@ impl Table {
     }
 }
 
+/// A list in one cell.
+pub fn list(entries: &[String]) -> String {
+    match entries.len() {
+        0 => "<none>".to_owned(),
+        n if n <= SHOWN => entries.join(","),
+        n => format!("{} + {} more", entries[..SHOWN].join(","), n - SHOWN),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,5 +55,13 @@ mod tests {
         let mut table = Table::new(&["NAME", "ID"]);
         table.row(["shop/cart".to_owned(), "7".to_owned()]);
         assert_eq!(table.render(), "NAME        ID\nshop/cart   7\n");
+    }
+
+    #[test]
+    fn long_lists_are_cut_and_counted() {
+        let entries: Vec<String> = (1..=5).map(|n| n.to_string()).collect();
+        assert_eq!(list(&entries), "1,2,3 + 2 more");
+        assert_eq!(list(&entries[..3]), "1,2,3");
+        assert_eq!(list(&[]), "<none>");
     }
 }

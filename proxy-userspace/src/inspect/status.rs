@@ -1,0 +1,370 @@
+//! What is attached, how the node is set up, how full the tables are, and the counters.
+
+use std::{io, net::IpAddr, os::fd::AsFd, path::Path};
+
+use anyhow::{Context as _, Result};
+use proxy_common::{
+    Row,
+    config::{CONFIG_LOCALHOST_NODE_PORTS, NodeConfig},
+    counter::Counter,
+    device::{DEVICE_STACKED, DeviceRow, ROLE_UPLINK, ROLE_WORKLOAD},
+    flow::{FlowKey, FlowRow},
+    service::BACKEND_GONE,
+    socket::{SocketKey, SocketRow},
+};
+use serde::Serialize;
+
+use super::{Table, table::list};
+use crate::{
+    datapath::{
+        FamilySnapshot, Snapshot,
+        attach::{self, PinnedLink},
+        pins::{self, FamilyMaps, PinPaths, Pins},
+        sys,
+    },
+    family::{Family, V4, V6},
+};
+
+/// Everything `weir status` shows.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// Whether an agent holds the lock on the pins.
+    pub agent_running: bool,
+    /// The node's row.
+    pub node: Node,
+    /// Devices served.
+    pub devices: Vec<Device>,
+    /// Pinned links.
+    pub links: Vec<Link>,
+    /// Tables that fill up.
+    pub tables: Vec<TableUse>,
+    /// Counters of the packet path, summed over the CPUs.
+    pub counters: Vec<Count>,
+}
+
+/// How the programs treat this node, from `CONFIG`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Node {
+    /// Version of the layout that programs and maps share.
+    pub abi: u32,
+    /// NodePorts on loopback addresses.
+    pub localhost_node_ports: bool,
+    /// Ports for source NAT, first and last.
+    pub source_nat_ports: [u16; 2],
+    /// Source NAT addresses where the egress device has none.
+    pub masquerade: Vec<IpAddr>,
+}
+
+/// A device.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    /// Interface name.
+    pub name: String,
+    /// Interface index.
+    pub ifindex: u32,
+    /// `uplink` or `workload`.
+    pub role: &'static str,
+    /// Sits on other devices that are served too.
+    pub stacked: bool,
+    /// Hooks with a pinned link; none where clsact filters are used.
+    pub hooks: Vec<String>,
+    /// Source NAT addresses.
+    pub masquerade: Vec<IpAddr>,
+}
+
+/// A pinned link.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Link {
+    /// Name of its pin.
+    pub name: String,
+    /// Id, as `bpftool link` shows it.
+    pub id: u32,
+    /// Id of its program, as `bpftool prog` shows it.
+    pub program: u32,
+}
+
+/// How full a table is.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TableUse {
+    /// Map.
+    pub table: String,
+    /// Rows in use.
+    pub rows: usize,
+    /// Rows there are.
+    pub capacity: u32,
+}
+
+/// A counter.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Count {
+    /// `tc` or `socket`.
+    pub hook: &'static str,
+    /// What became of the packet.
+    pub verdict: &'static str,
+    /// Why.
+    pub reason: &'static str,
+    /// Packets or calls.
+    pub count: u64,
+}
+
+/// Reads it.
+pub fn read(bpffs: &Path, pins: &Pins, snapshot: &Snapshot) -> Result<Status> {
+    let paths = PinPaths::new(bpffs);
+    let links = attach::links(&paths).context("read the pinned links")?;
+    let mut devices = pins.devices().context("read DEVICES")?;
+    devices.sort_by_key(|(ifindex, _)| *ifindex);
+    let name = |ifindex| sys::interface_name(ifindex).unwrap_or_else(|| format!("if{ifindex}"));
+    let mut tables = tables::<V4>(snapshot, &pins.v4, pins)?;
+    tables.extend(self::tables::<V6>(snapshot, &pins.v6, pins)?);
+    let names = snapshot.names.len();
+    tables.push(TableUse { table: "NAMES".to_owned(), rows: names, capacity: pins.sizes.services });
+    let mut counters = Vec::new();
+    for &counter in Counter::ALL {
+        let (hook, verdict, reason) = (counter.hook(), counter.verdict(), counter.reason());
+        let count = pins.counter(counter).context("read COUNTERS")?;
+        counters.push(Count { hook, verdict, reason, count });
+    }
+    Ok(Status {
+        agent_running: agent_runs(&paths).context("see whether an agent runs")?,
+        node: node(&pins.config().context("read CONFIG")?),
+        devices: devices.iter().map(|(i, row)| device(*i, name(*i), row, &links)).collect(),
+        links: links.iter().map(link).collect(),
+        tables,
+        counters,
+    })
+}
+
+/// Whether an agent holds the lock on the pins.
+fn agent_runs(paths: &PinPaths) -> io::Result<bool> {
+    let directory = std::fs::File::open(&paths.root)?;
+    Ok(!sys::try_lock(directory.as_fd())?)
+}
+
+fn addresses(v4: [u8; 4], v6: [u8; 16]) -> Vec<IpAddr> {
+    [IpAddr::from(v4), IpAddr::from(v6)].into_iter().filter(|ip| !ip.is_unspecified()).collect()
+}
+
+fn node(row: &NodeConfig) -> Node {
+    Node {
+        abi: row.abi,
+        localhost_node_ports: row.flags & CONFIG_LOCALHOST_NODE_PORTS != 0,
+        source_nat_ports: [row.snat_first, row.snat_last],
+        masquerade: addresses(row.masquerade4, row.masquerade6),
+    }
+}
+
+fn device(ifindex: u32, name: String, row: &DeviceRow, links: &[PinnedLink]) -> Device {
+    let hooks = links
+        .iter()
+        .filter(|link| link.is_tc() && link.info.low == ifindex)
+        .map(|link| link.name.split('-').next().unwrap_or_default().to_owned())
+        .collect();
+    Device {
+        name,
+        ifindex,
+        role: match row.role {
+            ROLE_UPLINK => "uplink",
+            ROLE_WORKLOAD => "workload",
+            _ => "unknown",
+        },
+        stacked: row.flags & DEVICE_STACKED != 0,
+        hooks,
+        masquerade: addresses(row.masquerade4, row.masquerade6),
+    }
+}
+
+fn link(link: &PinnedLink) -> Link {
+    Link { name: link.name.clone(), id: link.info.id, program: link.info.prog_id }
+}
+
+/// Tables of one family. Flows and sockets are counted row by row, which takes a moment with
+/// hundreds of thousands.
+fn tables<F: Family>(snapshot: &Snapshot, maps: &FamilyMaps, pins: &Pins) -> Result<Vec<TableUse>>
+where
+    FlowKey<F::Addr>: Row,
+    FlowRow<F::Addr>: Row,
+    SocketKey<F::Addr>: Row,
+    SocketRow<F::Addr>: Row,
+{
+    let FamilySnapshot { addresses, services, backends, slots } = F::of(snapshot);
+    let live = backends.values().filter(|row| row.state != BACKEND_GONE).count();
+    let flows = pins::count::<FlowKey<F::Addr>, FlowRow<F::Addr>>(&maps.flows);
+    let embryos = pins::count::<FlowKey<F::Addr>, FlowRow<F::Addr>>(&maps.embryos);
+    let sockets = pins::count::<SocketKey<F::Addr>, SocketRow<F::Addr>>(&maps.sockets);
+    let sizes = pins.sizes;
+    let number = if F::IPV4 { 4 } else { 6 };
+    Ok([
+        ("ADDRESSES", addresses.len(), sizes.services),
+        ("SERVICES", services.len(), sizes.services),
+        ("SLOTS", slots.len(), sizes.slots),
+        ("BACKENDS", live, sizes.services),
+        ("FLOWS", flows.context("read FLOWS")?, sizes.flows),
+        ("EMBRYOS", embryos.context("read EMBRYOS")?, sizes.embryos),
+        ("SOCKETS", sockets.context("read SOCKETS")?, sizes.sockets),
+    ]
+    .map(|(name, rows, capacity)| TableUse { table: format!("{name}{number}"), rows, capacity })
+    .into())
+}
+
+/// For people. Counters that stand at zero are left out.
+pub fn render(status: &Status) -> String {
+    let texts = |ips: &[IpAddr]| ips.iter().map(ToString::to_string).collect::<Vec<_>>();
+    let agent = if status.agent_running {
+        "running"
+    } else {
+        "not running; the datapath goes on with what it has"
+    };
+    let node = &status.node;
+    let loopback = if node.localhost_node_ports { "yes" } else { "no" };
+    let [first, last] = node.source_nat_ports;
+    let sockets: Vec<&str> =
+        status.links.iter().map(|l| l.name.as_str()).filter(|n| n.starts_with("sock")).collect();
+    let mut devices =
+        Table::new(&["DEVICE", "INDEX", "ROLE", "STACKED", "HOOKS", "SOURCE NAT ADDRESSES"]);
+    for device in &status.devices {
+        devices.row([
+            device.name.clone(),
+            device.ifindex.to_string(),
+            device.role.to_owned(),
+            if device.stacked { "yes" } else { "no" }.to_owned(),
+            list(&device.hooks),
+            list(&texts(&device.masquerade)),
+        ]);
+    }
+    let mut tables = Table::new(&["TABLE", "ROWS", "CAPACITY", "USED"]);
+    for entry in &status.tables {
+        let used = entry.rows as f64 * 100.0 / f64::from(entry.capacity.max(1));
+        tables.row([
+            entry.table.clone(),
+            entry.rows.to_string(),
+            entry.capacity.to_string(),
+            format!("{used:.0}%"),
+        ]);
+    }
+    let mut counters = Table::new(&["HOOK", "VERDICT", "REASON", "COUNT"]);
+    for count in status.counters.iter().filter(|count| count.count > 0) {
+        counters.row([
+            count.hook.to_owned(),
+            count.verdict.to_owned(),
+            count.reason.to_owned(),
+            count.count.to_string(),
+        ]);
+    }
+    format!(
+        "Agent: {agent}\n\
+         Layout: version {}\n\
+         Source NAT: ports {first} to {last}, from {} where a device has no address\n\
+         NodePorts on loopback addresses: {loopback}\n\
+         Socket programs: {}\n\n{}\n{}\n{}",
+        node.abi,
+        list(&texts(&node.masquerade)),
+        if sockets.is_empty() { "<none>".to_owned() } else { sockets.join(", ") },
+        devices.render(),
+        tables.render(),
+        counters.render(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn status() -> Status {
+        let row = DeviceRow {
+            role: ROLE_UPLINK,
+            flags: DEVICE_STACKED,
+            masquerade4: [10, 9, 0, 1],
+            masquerade6: [0; 16],
+        };
+        let link = |name: &str, ifindex| {
+            let mut info = sys::LinkInfo::default();
+            (info.id, info.prog_id, info.low) = (12, 40, ifindex);
+            PinnedLink { path: name.into(), name: name.to_owned(), info }
+        };
+        let links = [
+            link("tc_egress-2", 2),
+            link("tc_ingress-2", 2),
+            link("tc_ingress-3", 3),
+            link("sock4_connect", 0),
+        ];
+        Status {
+            agent_running: false,
+            node: node(&NodeConfig {
+                host_netns: 1,
+                tick_shift: 10,
+                flags: CONFIG_LOCALHOST_NODE_PORTS,
+                abi: 4,
+                hz: 1000,
+                snat_first: 1024,
+                snat_last: 29_999,
+                masquerade4: [10, 9, 0, 1],
+                masquerade6: [0; 16],
+                timeouts: proxy_common::flow::Timeouts::SECONDS,
+            }),
+            devices: vec![device(2, "bond0".to_owned(), &row, &links)],
+            links: vec![super::link(&links[3])],
+            tables: vec![TableUse { table: "FLOWS4".to_owned(), rows: 212_000, capacity: 262_144 }],
+            counters: [("new-flow", 7), ("known-flow", 0)]
+                .map(|(reason, count)| Count { hook: "tc", verdict: "translate", reason, count })
+                .into(),
+        }
+    }
+
+    #[test]
+    fn status_is_readable() {
+        let expected = "\
+Agent: not running; the datapath goes on with what it has
+Layout: version 4
+Source NAT: ports 1024 to 29999, from 10.9.0.1 where a device has no address
+NodePorts on loopback addresses: yes
+Socket programs: sock4_connect
+
+DEVICE   INDEX   ROLE     STACKED   HOOKS                  SOURCE NAT ADDRESSES
+bond0    2       uplink   yes       tc_egress,tc_ingress   10.9.0.1
+
+TABLE    ROWS     CAPACITY   USED
+FLOWS4   212000   262144     81%
+
+HOOK   VERDICT     REASON     COUNT
+tc     translate   new-flow   7
+";
+        assert_eq!(render(&status()), expected);
+    }
+
+    #[test]
+    fn status_is_json() {
+        assert_eq!(
+            serde_json::to_value(status()).unwrap(),
+            json!({
+                "agentRunning": false,
+                "node": {
+                    "abi": 4,
+                    "localhostNodePorts": true,
+                    "sourceNatPorts": [1024, 29999],
+                    "masquerade": ["10.9.0.1"],
+                },
+                "devices": [{
+                    "name": "bond0",
+                    "ifindex": 2,
+                    "role": "uplink",
+                    "stacked": true,
+                    "hooks": ["tc_egress", "tc_ingress"],
+                    "masquerade": ["10.9.0.1"],
+                }],
+                "links": [{"name": "sock4_connect", "id": 12, "program": 40}],
+                "tables": [{"table": "FLOWS4", "rows": 212_000, "capacity": 262_144}],
+                "counters": [
+                    {"hook": "tc", "verdict": "translate", "reason": "new-flow", "count": 7},
+                    {"hook": "tc", "verdict": "translate", "reason": "known-flow", "count": 0},
+                ],
+            })
+        );
+    }
+}
