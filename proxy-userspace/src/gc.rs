@@ -30,10 +30,10 @@ const CHUNK: usize = 4_096;
 /// What one sweep saw and did.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sweep {
-    /// Rows in `FLOWS`, both families.
-    pub flows: u64,
-    /// Rows in `EMBRYOS`, both families.
-    pub embryos: u64,
+    /// Rows in `FLOWS4` and `FLOWS6`.
+    pub flows: [u64; 2],
+    /// Rows in `EMBRYOS4` and `EMBRYOS6`.
+    pub embryos: [u64; 2],
     /// Rows deleted.
     pub deleted: u64,
     /// How long it took.
@@ -98,10 +98,10 @@ pub fn sweep(pins: &Pins, timeouts: &Timeouts, now: u32) -> io::Result<Sweep> {
     use crate::family::{V4, V6};
     let start = Instant::now();
     let mut sweep = Sweep::default();
-    sweep.flows += sweep_table::<V4>(&pins.v4.flows, timeouts, now, &mut sweep)?;
-    sweep.flows += sweep_table::<V6>(&pins.v6.flows, timeouts, now, &mut sweep)?;
-    sweep.embryos += sweep_table::<V4>(&pins.v4.embryos, timeouts, now, &mut sweep)?;
-    sweep.embryos += sweep_table::<V6>(&pins.v6.embryos, timeouts, now, &mut sweep)?;
+    sweep.flows[0] = sweep_table::<V4>(&pins.v4.flows, timeouts, now, &mut sweep)?;
+    sweep.flows[1] = sweep_table::<V6>(&pins.v6.flows, timeouts, now, &mut sweep)?;
+    sweep.embryos[0] = sweep_table::<V4>(&pins.v4.embryos, timeouts, now, &mut sweep)?;
+    sweep.embryos[1] = sweep_table::<V6>(&pins.v6.embryos, timeouts, now, &mut sweep)?;
     sweep.duration = start.elapsed();
     Ok(sweep)
 }

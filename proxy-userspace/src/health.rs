@@ -1,33 +1,30 @@
 //! `/healthz`, `/livez`, `/readyz`.
 //!
-//! | path | 200 when |
-//! |---|---|
-//! | `/livez` | no change has waited for a write longer than [`TIMEOUT`] |
-//! | `/healthz` | the same, and the node is not leaving |
-//! | `/readyz` | the first sync is done, every device is served, no source is stale |
+//! | path | 200 when | for |
+//! |---|---|---|
+//! | `/livez` | no change has waited for a write longer than [`TIMEOUT`] | liveness probes |
+//! | `/healthz` | the same, and the node is not leaving | load balancers |
+//! | `/readyz` | the first sync is done, every device is served, no source is stale | rolling updates |
 //!
 //! The bodies of the first two are those of kube-proxy, so that what parses them goes on working.
+//! Both families are written in one go, so they share their times; a change that waits is late in
+//! both. A directory of manifests need not hold a Node: without one the node counts as staying.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::Result;
-use axum::{
-    Router,
-    extract::State,
-    http::{HeaderName, StatusCode, header},
-    response::{IntoResponse, Response},
-    routing::get,
-};
+use axum::{Router, extract::State, response::Response, routing::any};
 use serde_json::{Value, json};
 
 use crate::{
+    http,
     reconcile::{self, SharedStatus, Status},
     source::{kube, manifest},
 };
@@ -35,8 +32,130 @@ use crate::{
 /// A change that has waited so long makes the proxy unhealthy: twice kube-proxy's `syncPeriod`.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between attempts to bind.
-const RETRY: Duration = Duration::from_secs(5);
+/// What kube-proxy, being written in Go, says for a time that never was.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+/// One moment, on the clock that measures and on the one that people read.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    monotonic: Instant,
+    wall: SystemTime,
+}
+
+impl Now {
+    fn read() -> Self {
+        Self { monotonic: Instant::now(), wall: SystemTime::now() }
+    }
+
+    /// A moment of the past on the wall clock, in RFC 3339.
+    fn show(&self, at: Instant) -> String {
+        let ago = self.monotonic.saturating_duration_since(at);
+        rfc3339(self.wall.checked_sub(ago).unwrap_or(self.wall))
+    }
+}
+
+/// A time as the API writes it.
+fn rfc3339(time: SystemTime) -> String {
+    // A clock before 1970 or after 9999 is wrong, and an odd time is no reason to fail a probe.
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i128::try_from(since.as_nanos())
+        .ok()
+        .and_then(|ns| k8s_openapi::jiff::Timestamp::from_nanosecond(ns).ok())
+        .map_or_else(|| NEVER.to_owned(), |time| time.to_string())
+}
+
+/// Whether the proxy keeps up. Exactly at the timeout is late.
+fn keeps_up(status: &Status, now: Now) -> bool {
+    let waited = |since| now.monotonic.saturating_duration_since(since);
+    status.oldest_pending.is_none_or(|since| waited(since) < TIMEOUT)
+}
+
+/// Whether load balancers may send new traffic to this node.
+fn eligible(status: &Status, manifests: bool) -> bool {
+    match &status.node {
+        Some(node) => !node.deleting && !node.to_be_deleted,
+        None => manifests,
+    }
+}
+
+/// What is answered: whether all is well, and the body.
+type Answer = (bool, Value);
+
+fn livez(status: &Status, now: Now) -> Answer {
+    let ok = keeps_up(status, now);
+    (ok, body(status, ok, now))
+}
+
+fn healthz(status: &Status, manifests: bool, now: Now) -> Answer {
+    let eligible = eligible(status, manifests);
+    let ok = keeps_up(status, now) && eligible;
+    let mut body = body(status, ok, now);
+    body["nodeEligible"] = eligible.into();
+    (ok, body)
+}
+
+fn body(status: &Status, ok: bool, now: Now) -> Value {
+    let healthy = keeps_up(status, now);
+    let updated = status.last_success.map(|at| now.show(at));
+    let families = match &updated {
+        Some(at) => {
+            let family = json!({"lastUpdated": at, "healthy": healthy});
+            json!({"IPv4": family, "IPv6": family})
+        }
+        None => json!({}),
+    };
+    let current = rfc3339(now.wall);
+    json!({
+        // What parses this compares the two times; of a healthy proxy they are the same.
+        "lastUpdated": if ok { current.clone() } else { updated.unwrap_or(NEVER.to_owned()) },
+        "currentTime": current,
+        "healthy": healthy,
+        "status": families,
+    })
+}
+
+/// What readiness depends on beside the status.
+#[derive(Clone, Debug, Default)]
+struct Surroundings {
+    /// Kinds that the cluster has not listed yet, and why not.
+    unlisted: Vec<String>,
+    /// Kinds of which nothing has been heard for too long.
+    stale: Vec<String>,
+    /// Devices whose programs could not be attached.
+    unserved_devices: usize,
+    /// Manifests that cannot be read. Their last good content is served, so they are told and are
+    /// no reason not to be ready.
+    broken_manifests: Vec<(String, String)>,
+}
+
+fn readyz(status: &Status, around: &Surroundings) -> Answer {
+    let mut reasons = Vec::new();
+    if !status.synced {
+        reasons.push("the first sync is not done".to_owned());
+        reasons.extend(around.unlisted.iter().map(|kind| format!("{kind} are not listed yet")));
+    }
+    if let Some(error) = &status.last_error {
+        reasons.push(format!("the last write failed: {error}"));
+    }
+    if around.unserved_devices > 0 {
+        reasons.push(format!("{} devices are not served", around.unserved_devices));
+    }
+    if status.synced {
+        reasons.extend(around.stale.iter().map(|kind| format!("{kind} are stale")));
+    }
+    let broken: serde_json::Map<String, Value> = around
+        .broken_manifests
+        .iter()
+        .map(|(file, fault)| (file.clone(), fault.as_str().into()))
+        .collect();
+    let body = json!({
+        "ready": reasons.is_empty(),
+        "reasons": reasons,
+        "brokenManifests": broken,
+        "findings": status.findings.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    });
+    (reasons.is_empty(), body)
+}
 
 /// What the answers are made from.
 #[derive(Clone)]
@@ -52,44 +171,28 @@ pub struct Health {
 #[derive(Default)]
 struct Shared {
     unserved_devices: AtomicUsize,
-    healthz: [AtomicU64; 2],
-    livez: [AtomicU64; 2],
+    healthz: Answers,
+    livez: Answers,
 }
 
-/// Whether the proxy keeps up, at `now`.
-fn healthy(status: &Status, now: Instant) -> bool {
-    status.oldest_pending.is_none_or(|since| now.duration_since(since) < TIMEOUT)
+/// Answers given, by code.
+#[derive(Default)]
+struct Answers {
+    ok: AtomicU64,
+    unavailable: AtomicU64,
 }
 
-/// Whether load balancers may send new traffic to this node.
-fn eligible(status: &Status, manifests: bool) -> bool {
-    match &status.node {
-        Some(node) => !node.deleting && !node.to_be_deleted,
-        None => manifests,
+impl Answers {
+    fn give(&self, (ok, body): Answer) -> Response {
+        let counter = if ok { &self.ok } else { &self.unavailable };
+        counter.fetch_add(1, Ordering::Relaxed);
+        http::json(ok, &body)
     }
-}
 
-/// Why the agent is not ready.
-fn not_ready(
-    status: &Status,
-    problems: usize,
-    stale: &[String],
-    unserved_devices: usize,
-) -> Vec<String> {
-    let mut reasons = Vec::new();
-    if !status.synced {
-        reasons.push("the first sync is not done".to_owned());
+    fn totals(&self) -> [(&'static str, u64); 2] {
+        [("200", &self.ok), ("503", &self.unavailable)]
+            .map(|(code, counter)| (code, counter.load(Ordering::Relaxed)))
     }
-    if let Some(error) = &status.last_error {
-        reasons.push(format!("the last write failed: {error}"));
-    }
-    if unserved_devices > 0 {
-        reasons.push(format!("{unserved_devices} devices are not served"));
-    }
-    reasons.extend(stale.iter().map(|kind| format!("{kind} are stale")));
-    // A broken manifest is reported, but the rest is served.
-    let _ = problems;
-    reasons
 }
 
 impl Health {
@@ -108,170 +211,49 @@ impl Health {
         self.shared.unserved_devices.store(count, Ordering::Relaxed);
     }
 
-    /// Answers given: (path, code, count).
-    pub fn answers(&self) -> [(&'static str, &'static str, u64); 4] {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        [
-            ("healthz", "200", load(&self.shared.healthz[0])),
-            ("healthz", "503", load(&self.shared.healthz[1])),
-            ("livez", "200", load(&self.shared.livez[0])),
-            ("livez", "503", load(&self.shared.livez[1])),
-        ]
+    /// Answers of `/healthz`, by code.
+    pub fn healthz_answers(&self) -> [(&'static str, u64); 2] {
+        self.shared.healthz.totals()
     }
 
-    fn body(&self, status: &Status, ok: bool, with_node: bool) -> Value {
-        let now = SystemTime::now();
-        let age = |at: Option<Instant>| at.map(|at| now.checked_sub(at.elapsed()).unwrap_or(now));
-        let updated = if ok { Some(now) } else { age(status.last_success) };
-        let mut body = json!({
-            "lastUpdated": updated.map(rfc3339),
-            "currentTime": rfc3339(now),
-        });
-        if with_node {
-            body["nodeEligible"] = eligible(status, self.manifests).into();
-        }
-        let proxy = healthy(status, Instant::now());
-        body["healthy"] = proxy.into();
-        body["status"] = json!({});
-        if status.last_success.is_some() {
-            for family in ["IPv4", "IPv6"] {
-                let updated = age(status.last_success).map(rfc3339);
-                body["status"][family] = json!({"lastUpdated": updated, "healthy": proxy});
-            }
-        }
-        body
+    /// Answers of `/livez`, by code.
+    pub fn livez_answers(&self) -> [(&'static str, u64); 2] {
+        self.shared.livez.totals()
     }
 
-    fn answer(&self, counters: &[AtomicU64; 2], with_node: bool) -> Response {
+    fn healthz(&self) -> Response {
         let status = reconcile::read(&self.status);
-        let ok =
-            healthy(&status, Instant::now()) && (!with_node || eligible(&status, self.manifests));
-        counters[usize::from(!ok)].fetch_add(1, Ordering::Relaxed);
-        json_answer(ok, &self.body(&status, ok, with_node))
+        self.shared.healthz.give(healthz(&status, self.manifests, Now::read()))
     }
 
-    fn ready(&self) -> Response {
-        let status = reconcile::read(&self.status);
-        let problems = self.problems.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let stale = if self.manifests { Vec::new() } else { kube::stale(&self.sources) };
-        let unserved = self.shared.unserved_devices.load(Ordering::Relaxed);
-        let reasons = not_ready(&status, problems.len(), &stale, unserved);
-        let body = json!({
-            "ready": reasons.is_empty(),
-            "reasons": reasons,
-            "brokenManifests": *problems,
-            "findings": status.findings.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        });
-        json_answer(reasons.is_empty(), &body)
+    fn livez(&self) -> Response {
+        self.shared.livez.give(livez(&reconcile::read(&self.status), Now::read()))
     }
-}
 
-fn json_answer(ok: bool, body: &Value) -> Response {
-    let code = if ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let headers = [
-        (header::CONTENT_TYPE, "application/json"),
-        (HeaderName::from_static("x-content-type-options"), "nosniff"),
-    ];
-    (code, headers, body.to_string()).into_response()
-}
-
-/// A time as the API writes it.
-fn rfc3339(time: SystemTime) -> String {
-    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    k8s_openapi::jiff::Timestamp::from_nanosecond(since.as_nanos() as i128)
-        .map(|t| t.to_string())
-        .unwrap_or_default()
-}
-
-/// A listening socket. A wildcard address of either family means both, as kube-proxy's does; a
-/// kernel without IPv6 gives IPv4.
-fn listen(address: SocketAddr) -> std::io::Result<tokio::net::TcpListener> {
-    let bind = |address: SocketAddr| {
-        let socket = match address.ip() {
-            IpAddr::V4(_) => tokio::net::TcpSocket::new_v4()?,
-            // Dual-stack unless the host's net.ipv6.bindv6only says otherwise.
-            IpAddr::V6(_) => tokio::net::TcpSocket::new_v6()?,
-        };
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(128)
-    };
-    if address.ip().is_unspecified() {
-        let both = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port());
-        match bind(both) {
-            Err(error) if error.kind() != std::io::ErrorKind::AddrInUse && address.is_ipv4() => {}
-            bound => return bound,
-        }
-    }
-    bind(address)
-}
-
-/// Serves a router; a port that is taken is tried again and again.
-pub async fn serve_router(what: &str, address: SocketAddr, router: Router) -> Result<()> {
-    let mut told = false;
-    loop {
-        match listen(address) {
-            Ok(listener) => {
-                axum::serve(listener, router).await?;
-                return Ok(());
-            }
-            Err(error) if !told => {
-                told = true;
-                tracing::warn!(%address, %error, "{what} cannot listen, will retry");
-            }
-            Err(_) => {}
-        }
-        tokio::time::sleep(RETRY).await;
+    fn readyz(&self) -> Response {
+        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (ok, body) = readyz(
+            &reconcile::read(&self.status),
+            &Surroundings {
+                unlisted: kube::unlisted(&self.sources),
+                stale: kube::stale(&self.sources),
+                unserved_devices: self.shared.unserved_devices.load(Ordering::Relaxed),
+                broken_manifests: problems.into_iter().collect(),
+            },
+        );
+        http::json(ok, &body)
     }
 }
 
 /// The health server.
 pub async fn serve(address: SocketAddr, health: Health) -> Result<()> {
     let router = Router::new()
-        .route(
-            "/healthz",
-            get(|State(h): State<Health>| async move { h.answer(&h.shared.healthz, true) }),
-        )
-        .route(
-            "/livez",
-            get(|State(h): State<Health>| async move { h.answer(&h.shared.livez, false) }),
-        )
-        .route("/readyz", get(|State(h): State<Health>| async move { h.ready() }))
+        .route("/healthz", any(|State(health): State<Health>| async move { health.healthz() }))
+        .route("/livez", any(|State(health): State<Health>| async move { health.livez() }))
+        .route("/readyz", any(|State(health): State<Health>| async move { health.readyz() }))
         .with_state(health);
-    serve_router("health server", address, router).await
+    http::serve("health server", address, router).await
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::Node;
-
-    #[test]
-    fn a_late_change_is_unhealthy_exactly_at_the_timeout() {
-        let now = Instant::now() + TIMEOUT * 2;
-        let since = |ago| Status { oldest_pending: Some(now - ago), ..Status::default() };
-        assert!(healthy(&Status::default(), now));
-        assert!(healthy(&since(TIMEOUT - Duration::from_millis(1)), now));
-        assert!(!healthy(&since(TIMEOUT), now));
-    }
-
-    #[test]
-    fn eligibility_follows_the_node() {
-        let with = |node: Option<Node>| Status { node, ..Status::default() };
-        let node =
-            |deleting, to_be_deleted| Some(Node { deleting, to_be_deleted, ..Node::default() });
-        assert!(eligible(&with(node(false, false)), false));
-        assert!(!eligible(&with(node(true, false)), false));
-        assert!(!eligible(&with(node(false, true)), true));
-        assert!(!eligible(&with(None), false), "a cluster's node that was never seen");
-        assert!(eligible(&with(None), true), "a directory need not have a Node");
-    }
-
-    #[test]
-    fn every_reason_is_named() {
-        let status = Status { last_error: Some("full".into()), ..Status::default() };
-        let reasons = not_ready(&status, 0, &["Services".into()], 2);
-        assert_eq!(reasons.len(), 4);
-        assert!(not_ready(&Status { synced: true, ..Status::default() }, 1, &[], 0).is_empty());
-    }
-}
+mod tests;

@@ -1,35 +1,56 @@
 //! `/metrics`: kube-proxy's names where the meaning is the same, `weir_` otherwise.
 //!
 //! To add a metric: a field in [`Inner`], made in [`Metrics::new`], set where the thing happens or,
-//! if it is read from elsewhere, in [`Metrics::render`].
+//! if it is read from elsewhere, in [`Metrics::render`]; and a line in the test.
 
 use std::{
+    io,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use axum::{
     Router,
-    http::{HeaderName, header},
+    http::{StatusCode, header},
+    response::IntoResponse as _,
     routing::get,
 };
 use prometheus::{
-    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGaugeVec,
-    Opts, Registry, TextEncoder, core::Collector,
+    Encoder as _, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 use proxy_common::counter::Counter;
 
 use crate::{
-    datapath::pins::Pins,
+    datapath::{layout::Sizes, pins::Pins},
     gc::Sweep,
-    health::{Health, serve_router},
-    reconcile::{self, SharedStatus, SyncObserver},
+    health::Health,
+    http,
+    reconcile::{self, SharedStatus, Status, SyncObserver},
     source::kube,
 };
 
 const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
+
+/// What the pinned maps say at each scrape. Cheap: no table is walked.
+pub trait Tables: Send + Sync {
+    /// Capacities.
+    fn sizes(&self) -> Sizes;
+    /// A counter of the packet path.
+    fn counter(&self, counter: Counter) -> io::Result<u64>;
+}
+
+impl Tables for Pins {
+    fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    fn counter(&self, counter: Counter) -> io::Result<u64> {
+        self.counter(counter)
+    }
+}
 
 /// The registry and its sources.
 #[derive(Clone)]
@@ -38,15 +59,14 @@ pub struct Metrics(Arc<Inner>);
 struct Inner {
     registry: Registry,
     status: SharedStatus,
-    pins: Arc<Pins>,
+    tables: Arc<dyn Tables>,
     health: Health,
     sources: kube::SharedStatus,
     sync: HistogramVec,
     sync_full: HistogramVec,
     sync_partial: HistogramVec,
-    timestamps: prometheus::GaugeVec,
-    queued: prometheus::GaugeVec,
-    changes: IntGaugeVec,
+    timestamps: GaugeVec,
+    queued: GaugeVec,
     packets: IntCounterVec,
     entries: IntGaugeVec,
     capacity: IntGaugeVec,
@@ -55,10 +75,10 @@ struct Inner {
     healthz: IntCounterVec,
     livez: IntCounterVec,
     changes_total: [IntCounter; 2],
-    pending: [prometheus::IntGauge; 2],
+    pending: [IntGauge; 2],
     failures: IntCounter,
     requests: IntCounterVec,
-    findings: prometheus::IntGauge,
+    findings: IntGauge,
 }
 
 /// Adds what `total` is ahead of the counter.
@@ -93,16 +113,16 @@ impl Maker<'_> {
         self.add(IntCounterVec::new(Opts::new(name, help), labels)?)
     }
 
-    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<prometheus::IntGauge> {
-        self.add(prometheus::IntGauge::new(name, help)?)
+    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
+        self.add(IntGauge::new(name, help)?)
     }
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
         self.add(IntGaugeVec::new(Opts::new(name, help), labels)?)
     }
 
-    fn times(&self, name: &str, help: &str) -> prometheus::Result<prometheus::GaugeVec> {
-        self.add(prometheus::GaugeVec::new(Opts::new(name, help), &["ip_family"])?)
+    fn times(&self, name: &str, help: &str) -> prometheus::Result<GaugeVec> {
+        self.add(GaugeVec::new(Opts::new(name, help), &["ip_family"])?)
     }
 
     /// kube-proxy's buckets: 0.001 s doubled fourteen times.
@@ -117,7 +137,7 @@ impl Metrics {
     /// Registers everything.
     pub fn new(
         status: SharedStatus,
-        pins: Arc<Pins>,
+        tables: Arc<dyn Tables>,
         health: Health,
         sources: kube::SharedStatus,
     ) -> Result<Self> {
@@ -147,11 +167,6 @@ impl Metrics {
                 "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
                 "Time of the last change that came.",
             )?,
-            changes: make.gauges(
-                "weir_objects",
-                "What the maps are made from: service ports, front ends and backends in use.",
-                &["kind", "ip_family"],
-            )?,
             packets: make.counters(
                 "weir_datapath_packets_total",
                 "Packets and socket calls decided by the kernel programs; what is none of ours is not counted.",
@@ -176,7 +191,7 @@ impl Metrics {
             changes_total: [
                 make.counter(
                     "kubeproxy_sync_proxy_rules_service_changes_total",
-                    "Service events.",
+                    "Service events, once for each IP family.",
                 )?,
                 make.counter(
                     "kubeproxy_sync_proxy_rules_endpoint_changes_total",
@@ -186,11 +201,11 @@ impl Metrics {
             pending: [
                 make.gauge(
                     "kubeproxy_sync_proxy_rules_service_changes_pending",
-                    "Service events not written yet.",
+                    "Services that have changed since the last successful sync.",
                 )?,
                 make.gauge(
                     "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
-                    "EndpointSlice events not written yet.",
+                    "EndpointSlice events since the last successful sync.",
                 )?,
             ],
             failures: make.counter("weir_sync_failures_total", "Writes that the maps refused.")?,
@@ -202,7 +217,7 @@ impl Metrics {
             findings: make.gauge("weir_findings", "Values in objects that cannot be used.")?,
             registry: registry.clone(),
             status,
-            pins,
+            tables,
             health,
             sources,
         };
@@ -227,59 +242,31 @@ impl Metrics {
         let inner = &self.0;
         inner.sweep.observe(sweep.duration.as_secs_f64());
         inner.swept.inc_by(sweep.deleted);
-        inner.entries.with_label_values(&["FLOWS"]).set(sweep.flows as i64);
-        inner.entries.with_label_values(&["EMBRYOS"]).set(sweep.embryos as i64);
+        for (i, number) in [4, 6].into_iter().enumerate() {
+            for (table, rows) in [("FLOWS", sweep.flows[i]), ("EMBRYOS", sweep.embryos[i])] {
+                inner.entries.with_label_values(&[&format!("{table}{number}")]).set(rows as i64);
+            }
+        }
     }
 
     /// Text in the Prometheus exposition format.
     pub fn render(&self) -> Result<String> {
         let inner = &self.0;
         let status = reconcile::read(&inner.status);
-        raise(&inner.changes_total[0], status.service_changes);
-        raise(&inner.changes_total[1], status.slice_changes);
-        inner.pending[0].set(status.pending_services as i64);
-        inner.pending[1].set(status.pending_slices as i64);
-        raise(&inner.failures, status.failures);
-        inner.findings.set(status.findings.len() as i64);
-        for (i, family) in FAMILIES.into_iter().enumerate() {
-            if let Some(at) = status.last_success {
-                inner.timestamps.with_label_values(&[family]).set(unix(at));
-            }
-            if let Some(at) = status.last_queued {
-                inner.queued.with_label_values(&[family]).set(unix(at));
-            }
-            let usage = &status.usage;
-            inner.changes.with_label_values(&["frontend", family]).set(usage.fronts[i].into());
-            inner.changes.with_label_values(&["backend", family]).set(usage.backends[i].into());
-            let sizes = inner.pins.sizes;
-            for (table, used, rows) in [
-                ("ADDRESSES", usage.addresses[i], sizes.services),
-                ("SERVICES", usage.fronts[i], sizes.services),
-                ("BACKENDS", usage.backends[i], sizes.services),
-                ("SLOTS", usage.slots[i], sizes.slots),
-            ] {
-                let table = format!("{table}{}", [4, 6][i]);
-                inner.entries.with_label_values(&[&table]).set(used.into());
-                inner.capacity.with_label_values(&[&table]).set(rows.into());
-            }
-        }
-        let sizes = inner.pins.sizes;
-        inner.entries.with_label_values(&["NAMES"]).set(status.usage.services.into());
-        for (table, rows) in [
-            ("NAMES", sizes.services),
-            // The sweep counts both families together.
-            ("FLOWS", sizes.flows.saturating_mul(2)),
-            ("EMBRYOS", sizes.embryos.saturating_mul(2)),
-        ] {
-            inner.capacity.with_label_values(&[table]).set(rows.into());
-        }
+        inner.take_changes(&status);
+        inner.take_tables(&status);
         for &counter in Counter::ALL {
             let labels = [counter.hook(), counter.verdict(), counter.reason()];
-            raise(&inner.packets.with_label_values(&labels), inner.pins.counter(counter)?);
+            let total = inner.tables.counter(counter).context("read COUNTERS")?;
+            raise(&inner.packets.with_label_values(&labels), total);
         }
-        for (path, code, total) in inner.health.answers() {
-            let counters = if path == "healthz" { &inner.healthz } else { &inner.livez };
-            raise(&counters.with_label_values(&[code]), total);
+        for (counters, answers) in [
+            (&inner.healthz, inner.health.healthz_answers()),
+            (&inner.livez, inner.health.livez_answers()),
+        ] {
+            for (code, total) in answers {
+                raise(&counters.with_label_values(&[code]), total);
+            }
         }
         for ((code, method, host), total) in kube::requests(&inner.sources) {
             raise(&inner.requests.with_label_values(&[&code, &method, &host]), total);
@@ -290,24 +277,71 @@ impl Metrics {
     }
 }
 
+impl Inner {
+    fn take_changes(&self, status: &Status) {
+        // kube-proxy has a tracker for each family, and both count each Service event.
+        raise(&self.changes_total[0], status.service_changes * FAMILIES.len() as u64);
+        raise(&self.changes_total[1], status.slice_changes);
+        self.pending[0].set(status.pending_services as i64);
+        self.pending[1].set(status.pending_slices as i64);
+        raise(&self.failures, status.failures);
+        self.findings.set(status.findings.len() as i64);
+        for family in FAMILIES {
+            if let Some(at) = status.last_success {
+                self.timestamps.with_label_values(&[family]).set(unix(at));
+            }
+            if let Some(at) = status.last_queued {
+                self.queued.with_label_values(&[family]).set(unix(at));
+            }
+        }
+    }
+
+    /// Rows that the agent itself has written, and capacities. Flows are counted by the sweep.
+    fn take_tables(&self, status: &Status) {
+        let (usage, sizes) = (&status.usage, self.tables.sizes());
+        for (i, number) in [4, 6].into_iter().enumerate() {
+            for (table, rows) in [
+                ("ADDRESSES", usage.addresses[i]),
+                ("SERVICES", usage.fronts[i]),
+                ("BACKENDS", usage.backends[i]),
+                ("SLOTS", usage.slots[i]),
+            ] {
+                self.entries.with_label_values(&[&format!("{table}{number}")]).set(rows.into());
+            }
+            for (table, rows) in [
+                ("ADDRESSES", sizes.services),
+                ("SERVICES", sizes.services),
+                ("BACKENDS", sizes.services),
+                ("SLOTS", sizes.slots),
+                ("FLOWS", sizes.flows),
+                ("EMBRYOS", sizes.embryos),
+            ] {
+                self.capacity.with_label_values(&[&format!("{table}{number}")]).set(rows.into());
+            }
+        }
+        self.entries.with_label_values(&["NAMES"]).set(usage.services.into());
+        self.capacity.with_label_values(&["NAMES"]).set(sizes.services.into());
+    }
+}
+
 /// The metrics server.
 pub async fn serve(address: SocketAddr, metrics: Metrics) -> Result<()> {
-    let nosniff = (HeaderName::from_static("x-content-type-options"), "nosniff");
-    let plain = (header::CONTENT_TYPE, "text/plain; charset=utf-8");
     let router = Router::new()
-        .route(
-            "/metrics",
-            get(move || async move {
-                match metrics.render() {
-                    Ok(text) => Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text)),
-                    Err(error) => Err((
-                        axum::http::StatusCode::INTERNAL_SERVER_ERROR,
-                        format!("collect metrics: {error:#}\n"),
-                    )),
-                }
-            }),
-        )
-        .route("/healthz", get(|| async { "ok" }))
-        .route("/proxyMode", get(move || async move { ([plain, nosniff.clone()], "ebpf") }));
-    serve_router("metrics server", address, router).await
+        .route("/metrics", get(async move || scrape(&metrics)))
+        .route("/healthz", get(async || http::text("ok")))
+        .route("/proxyMode", get(async || http::text("ebpf")));
+    http::serve("metrics server", address, router).await
 }
+
+fn scrape(metrics: &Metrics) -> axum::response::Response {
+    match metrics.render() {
+        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
+        Err(error) => {
+            let text = format!("collect metrics: {error:#}\n");
+            (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

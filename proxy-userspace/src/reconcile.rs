@@ -47,9 +47,9 @@ pub struct Status {
     pub service_changes: u64,
     /// Slice events.
     pub slice_changes: u64,
-    /// Of these, not yet written.
+    /// Services that have changed since the last successful sync.
     pub pending_services: u64,
-    /// Of these, not yet written.
+    /// Slice events since the last successful sync.
     pub pending_slices: u64,
     /// Writes that failed.
     pub failures: u64,
@@ -82,6 +82,15 @@ pub struct Inputs {
     pub addresses_in_use: mpsc::Receiver<HashSet<IpAddr>>,
 }
 
+/// Services that a change is about.
+fn changed(change: &Change<k8s_openapi::api::core::v1::Service>) -> Vec<ObjectKey> {
+    match change {
+        Change::Replaced(list) => list.iter().map(|o| convert::key(&o.metadata)).collect(),
+        Change::Applied(object) => vec![convert::key(&object.metadata)],
+        Change::Deleted(key) => vec![key.clone()],
+    }
+}
+
 /// See the module.
 pub struct Reconciler {
     planner: Planner,
@@ -98,6 +107,8 @@ pub struct Reconciler {
     retry: Option<(Instant, Duration)>,
     findings: BTreeMap<(&'static str, ObjectKey), Vec<Finding>>,
     logged: HashSet<Finding>,
+    /// Services that have changed since the last successful sync.
+    waiting: HashSet<ObjectKey>,
 }
 
 impl Reconciler {
@@ -123,6 +134,7 @@ impl Reconciler {
             retry: None,
             findings: BTreeMap::new(),
             logged: HashSet::new(),
+            waiting: HashSet::new(),
         }
     }
 
@@ -176,11 +188,15 @@ impl Reconciler {
             Event::EndpointSlice(_) => (0, 1),
             Event::Node(_) => (0, 0),
         };
+        if let Event::Service(change) = &event {
+            self.waiting.extend(changed(change));
+        }
+        let waiting = self.waiting.len() as u64;
         let counts_as_late = self.listed == [true; 3];
         self.with_status(|status| {
             status.service_changes += count.0;
             status.slice_changes += count.1;
-            status.pending_services += count.0;
+            status.pending_services = waiting;
             status.pending_slices += count.1;
             status.last_queued = Some(now);
             if counts_as_late {
@@ -368,6 +384,7 @@ impl Reconciler {
 
     fn succeeded(&mut self) {
         self.pending = Vec::new();
+        self.waiting = HashSet::new();
         if self.retry.take().is_some() {
             tracing::info!("reconcile succeeded again");
         }

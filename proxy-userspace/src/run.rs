@@ -27,6 +27,9 @@ use crate::{
 /// Events that may wait in memory; more wait in the source.
 const EVENT_QUEUE: usize = 1_024;
 
+/// A flow table so full is worth a warning: what comes next is connections without a place.
+const CROWDED_PERCENT: u64 = 80;
+
 /// Runs until a signal comes or a part fails. What is pinned stays and goes on working.
 pub async fn run(config: Config) -> Result<()> {
     let stop = signals()?;
@@ -149,22 +152,26 @@ async fn expire(
     metrics: Metrics,
 ) -> Result<()> {
     let timeouts = clock.timeouts();
-    let mut full = false;
+    let mut crowded = [false; 2];
     loop {
         tokio::time::sleep(gc::INTERVAL).await;
         let swept = tokio::task::block_in_place(|| gc::sweep(&pins, &timeouts, clock.now()));
         match swept {
             Ok(sweep) => {
-                let limit = u64::from(pins.sizes.flows) * 8 / 10;
-                let now_full = sweep.flows > limit;
-                if now_full && !full {
-                    tracing::warn!(
-                        rows = sweep.flows,
-                        capacity = pins.sizes.flows,
-                        "flow table over 80 % full; raise --max-flows"
-                    );
+                let capacity = pins.sizes.flows;
+                for (i, table) in ["FLOWS4", "FLOWS6"].into_iter().enumerate() {
+                    let rows = sweep.flows[i];
+                    let now = rows * 100 > u64::from(capacity) * CROWDED_PERCENT;
+                    if now && !crowded[i] {
+                        tracing::warn!(
+                            table,
+                            rows,
+                            capacity,
+                            "flow table over {CROWDED_PERCENT} % full; raise --max-flows"
+                        );
+                    }
+                    crowded[i] = now;
                 }
-                full = now_full;
                 metrics.swept(&sweep);
                 // The reconciler takes its time or is gone; the next sweep tells it anew.
                 let _ = in_use.try_send(sweep.front_addresses);

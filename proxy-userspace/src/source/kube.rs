@@ -121,6 +121,13 @@ pub fn stale(status: &SharedStatus) -> Vec<String> {
         .collect()
 }
 
+/// Kinds that have not been listed yet.
+pub fn unlisted(status: &SharedStatus) -> Vec<String> {
+    let status = lock(status);
+    let unlisted = status.kinds.iter().filter(|(_, kind)| !kind.listed);
+    unlisted.map(|(name, _)| (*name).to_owned()).collect()
+}
+
 /// Requests by code, method and host.
 pub fn requests(status: &SharedStatus) -> BTreeMap<(String, String, String), u64> {
     lock(status).requests.clone()

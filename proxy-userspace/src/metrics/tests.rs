@@ -1,0 +1,201 @@
+//! A scrape as a monitoring system reads it: names, labels and buckets are a contract.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::plan::Usage;
+
+/// Tables of a node whose packet path has seen one new flow and refused two packets.
+struct Made;
+
+impl Tables for Made {
+    fn sizes(&self) -> Sizes {
+        Sizes::default()
+    }
+
+    fn counter(&self, counter: Counter) -> io::Result<u64> {
+        Ok(match counter {
+            Counter::NewFlow => 1,
+            Counter::RefuseNoEndpoint => 2,
+            _ => 0,
+        })
+    }
+}
+
+fn metrics(status: Status) -> Metrics {
+    let status = SharedStatus::new(status.into());
+    let sources = kube::SharedStatus::default();
+    let health = Health::new(Arc::clone(&status), Default::default(), Arc::clone(&sources), true);
+    Metrics::new(status, Arc::new(Made), health, sources).unwrap()
+}
+
+/// After a sync, a sweep and some work.
+fn scraped() -> String {
+    let metrics = metrics(Status {
+        synced: true,
+        last_success: Some(Instant::now()),
+        last_queued: Some(Instant::now()),
+        service_changes: 3,
+        slice_changes: 4,
+        pending_services: 1,
+        pending_slices: 2,
+        failures: 5,
+        usage: Usage {
+            services: 6,
+            fronts: [7, 8],
+            backends: [9, 10],
+            slots: [11, 12],
+            addresses: [13, 14],
+        },
+        ..Status::default()
+    });
+    let observe = metrics.sync_observer();
+    observe(Duration::from_millis(3), true);
+    observe(Duration::from_millis(1), false);
+    metrics.swept(&Sweep {
+        flows: [20, 21],
+        embryos: [22, 23],
+        deleted: 24,
+        duration: Duration::from_millis(2),
+        front_addresses: Default::default(),
+    });
+    metrics.render().unwrap()
+}
+
+/// Value by series.
+fn series(text: &str) -> BTreeMap<&str, f64> {
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.rsplit_once(' ').expect("a series and its value"))
+        .map(|(series, value)| (series, value.parse().expect("a number")))
+        .collect()
+}
+
+/// Name, type and label names of every metric but the process's own.
+fn shapes(text: &str) -> BTreeSet<String> {
+    let mut shapes = BTreeSet::new();
+    let mut current = (String::new(), String::new());
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("a name and a type");
+            current = (name.to_owned(), kind.to_owned());
+        } else if !line.starts_with('#') && !current.0.starts_with("process_") {
+            let labels = line.split_once('{').map_or("", |(_, rest)| rest);
+            let labels = labels.split('}').next().unwrap_or_default();
+            let names = labels.split(',').filter_map(|label| label.split('=').next());
+            let names: Vec<&str> = names.filter(|n| !n.is_empty() && *n != "le").collect();
+            let shape = format!("{} {} {}", current.0, current.1, names.join(","));
+            shapes.insert(shape.trim().to_owned());
+        }
+    }
+    shapes
+}
+
+#[test]
+fn names_types_and_labels_are_as_documented() {
+    let expected: BTreeSet<String> = "
+        kubeproxy_proxy_healthz_total counter code
+        kubeproxy_proxy_livez_total counter code
+        kubeproxy_sync_full_proxy_rules_duration_seconds histogram ip_family
+        kubeproxy_sync_partial_proxy_rules_duration_seconds histogram ip_family
+        kubeproxy_sync_proxy_rules_duration_seconds histogram ip_family
+        kubeproxy_sync_proxy_rules_endpoint_changes_pending gauge
+        kubeproxy_sync_proxy_rules_endpoint_changes_total counter
+        kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge ip_family
+        kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge ip_family
+        kubeproxy_sync_proxy_rules_service_changes_pending gauge
+        kubeproxy_sync_proxy_rules_service_changes_total counter
+        weir_build_info gauge version
+        weir_datapath_packets_total counter hook,reason,verdict
+        weir_findings gauge
+        weir_flow_sweep_deleted_total counter
+        weir_flow_sweep_duration_seconds histogram
+        weir_sync_failures_total counter
+        weir_table_capacity gauge table
+        weir_table_entries gauge table"
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(ToOwned::to_owned)
+        .collect();
+    assert_eq!(shapes(&scraped()), expected);
+}
+
+#[test]
+fn syncs_have_kube_proxy_s_buckets_in_both_families() {
+    let text = scraped();
+    let bounds: Vec<f64> = (0..15).map(|n| 0.001 * f64::from(1 << n)).collect();
+    for family in FAMILIES {
+        let name = "kubeproxy_sync_proxy_rules_duration_seconds";
+        let start = format!("{name}_bucket{{ip_family=\"{family}\",le=\"");
+        let found: Vec<&str> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(&start))
+            .map(|rest| rest.split('"').next().unwrap_or_default())
+            .collect();
+        let (last, finite) = found.split_last().unwrap();
+        assert_eq!(*last, "+Inf");
+        let finite: Vec<f64> = finite.iter().map(|bound| bound.parse().unwrap()).collect();
+        assert_eq!(finite, bounds);
+        let count = series(&text)[format!("{name}_count{{ip_family=\"{family}\"}}").as_str()];
+        assert_eq!(count, 2.0, "one full and one partial sync");
+    }
+}
+
+#[test]
+fn values_are_where_they_belong() {
+    let text = scraped();
+    let series = series(&text);
+    for (name, value) in [
+        ("kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"}", 1.0),
+        ("kubeproxy_sync_partial_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}", 1.0),
+        // Three events, each for both families.
+        ("kubeproxy_sync_proxy_rules_service_changes_total", 6.0),
+        ("kubeproxy_sync_proxy_rules_endpoint_changes_total", 4.0),
+        ("kubeproxy_sync_proxy_rules_service_changes_pending", 1.0),
+        ("kubeproxy_sync_proxy_rules_endpoint_changes_pending", 2.0),
+        ("weir_sync_failures_total", 5.0),
+        ("weir_table_entries{table=\"NAMES\"}", 6.0),
+        ("weir_table_entries{table=\"SERVICES4\"}", 7.0),
+        ("weir_table_entries{table=\"BACKENDS6\"}", 10.0),
+        ("weir_table_entries{table=\"SLOTS4\"}", 11.0),
+        ("weir_table_entries{table=\"ADDRESSES6\"}", 14.0),
+        ("weir_table_entries{table=\"FLOWS6\"}", 21.0),
+        ("weir_table_entries{table=\"EMBRYOS4\"}", 22.0),
+        ("weir_table_capacity{table=\"FLOWS4\"}", 262_144.0),
+        ("weir_flow_sweep_deleted_total", 24.0),
+        ("weir_flow_sweep_duration_seconds_count", 1.0),
+        ("kubeproxy_proxy_livez_total{code=\"503\"}", 0.0),
+    ] {
+        assert_eq!(series.get(name), Some(&value), "{name} in\n{text}");
+    }
+    let packets =
+        "weir_datapath_packets_total{hook=\"tc\",reason=\"no-endpoint\",verdict=\"refuse\"}";
+    assert_eq!(series[packets], 2.0);
+    assert!(series["process_resident_memory_bytes"] > 0.0);
+}
+
+#[test]
+fn every_counter_of_the_packet_path_is_a_series() {
+    let text = scraped();
+    let found =
+        series(&text).into_keys().filter(|s| s.starts_with("weir_datapath_packets")).count();
+    assert_eq!(found, Counter::ALL.len());
+}
+
+#[test]
+fn what_has_not_happened_is_no_series_and_not_zero() {
+    let text = metrics(Status::default()).render().unwrap();
+    for name in ["last_timestamp_seconds", "last_queued_timestamp_seconds", "FLOWS4\"} 0"] {
+        assert!(!text.lines().any(|l| !l.starts_with('#') && l.contains(name)), "{name}: {text}");
+    }
+}
+
+#[test]
+fn counters_only_grow() {
+    let metrics = metrics(Status { failures: 5, ..Status::default() });
+    for _ in 0..2 {
+        let text = metrics.render().unwrap();
+        assert_eq!(series(&text)["weir_sync_failures_total"], 5.0);
+    }
+}
