@@ -80,6 +80,8 @@ const TIERS: &[Tier] = &[
             "--test",
             "lifecycle",
             "--test",
+            "inspect",
+            "--test",
             "traffic",
         ]],
         threads: "2",

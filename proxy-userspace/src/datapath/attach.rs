@@ -17,11 +17,12 @@ use aya::{
     Ebpf,
     programs::{
         Program, ProgramError, SchedClassifier, TcAttachType,
-        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcHandle},
+        tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions},
     },
 };
 
 use super::{
+    clsact,
     loader::{LoadError, Loaded},
     pins::PinPaths,
     sys,
@@ -38,11 +39,6 @@ const SOCKET_PROGRAMS: [(&str, u32); 8] = [
     ("sock4_getpeer", 29),
     ("sock6_getpeer", 30),
 ];
-
-/// Priority of our clsact filters: after the ones that most other tools put at 1.
-const CLSACT_PRIORITY: u16 = 0x5e1f;
-/// Handle of our clsact filters: with the priority it names our filter and no other.
-const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 1);
 
 /// How TC programs are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -214,8 +210,11 @@ impl Attacher {
             _ => return Err(LoadError::Missing(program.to_owned()).into()),
         };
         let attach_type = if ingress { TcAttachType::Ingress } else { TcAttachType::Egress };
-        let options =
-            NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, ..NlOptions::default() };
+        let options = NlOptions {
+            priority: clsact::PRIORITY,
+            handle: clsact::HANDLE,
+            ..NlOptions::default()
+        };
         let attached = classifier.attach_with_options(
             &device.name,
             attach_type,
@@ -228,8 +227,8 @@ impl Attacher {
                 let old = SchedClassifierLink::attached(
                     &device.name,
                     attach_type,
-                    CLSACT_PRIORITY,
-                    CLSACT_HANDLE,
+                    clsact::PRIORITY,
+                    clsact::HANDLE,
                     None,
                 )?;
                 classifier.attach_to_link(old)?
@@ -298,22 +297,4 @@ pub fn links(paths: &PinPaths) -> io::Result<Vec<PinnedLink>> {
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
-}
-
-/// Removes our clsact filters from every device; quiet where there are none.
-pub fn remove_clsact() {
-    let Ok(devices) = fs::read_dir("/sys/class/net") else { return };
-    for device in devices.flatten() {
-        let name = device.file_name().to_string_lossy().into_owned();
-        for attach_type in [TcAttachType::Ingress, TcAttachType::Egress] {
-            // Dropping the link detaches the filter it names; an error means it is not there.
-            drop(SchedClassifierLink::attached(
-                &name,
-                attach_type,
-                CLSACT_PRIORITY,
-                CLSACT_HANDLE,
-                None,
-            ));
-        }
-    }
 }

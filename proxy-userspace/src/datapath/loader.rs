@@ -5,6 +5,8 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use aya::{Ebpf, EbpfLoader, VerifierLogLevel, programs::Program};
@@ -18,6 +20,9 @@ use super::{
 
 /// The kernel programs, as built with this agent.
 pub static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("WEIR_BPF_OBJECT"));
+
+/// How long another holder of the lock on the pins is waited for.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// What cannot be loaded, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -150,6 +155,20 @@ pub fn check_mounts(bpffs: &Path, cgroup: &Path) -> Result<(), LoadError> {
     Ok(())
 }
 
+/// Takes the lock on the pins. An agent that is ending has it until its last write is done, and
+/// `weir status` for a moment.
+fn lock(root: &Path) -> Result<File, LoadError> {
+    let lock = File::open(root).map_err(path_error(root))?;
+    let end = Instant::now() + LOCK_WAIT;
+    while !sys::try_lock(lock.as_fd()).map_err(path_error(root))? {
+        if Instant::now() >= end {
+            return Err(LoadError::Locked(root.to_owned()));
+        }
+        thread::sleep(LOCK_WAIT / 40);
+    }
+    Ok(lock)
+}
+
 /// Loads everything. Nothing that runs is disturbed: programs of an earlier agent stay attached
 /// until [`super::attach`] replaces them.
 pub fn load(bpffs: &Path, sizes: &Sizes) -> Result<Loaded, LoadError> {
@@ -157,10 +176,7 @@ pub fn load(bpffs: &Path, sizes: &Sizes) -> Result<Loaded, LoadError> {
     for dir in [paths.maps(), paths.links()] {
         fs::create_dir_all(&dir).map_err(path_error(&dir))?;
     }
-    let lock = File::open(&paths.root).map_err(path_error(&paths.root))?;
-    if !sys::try_lock(lock.as_fd()).map_err(path_error(&paths.root))? {
-        return Err(LoadError::Locked(paths.root));
-    }
+    let lock = lock(&paths.root)?;
     let specs = layout::maps(sizes);
     let adopted = check_pins(&paths, &specs)?;
 

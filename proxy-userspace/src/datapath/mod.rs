@@ -1,6 +1,7 @@
 //! The boundary between deciding and writing: ordered operations on the maps.
 
 pub mod attach;
+pub mod clsact;
 pub mod fake;
 pub mod kernel;
 pub mod layout;

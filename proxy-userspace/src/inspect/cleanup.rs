@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use super::output;
 use crate::{
     cli::Cleanup,
-    datapath::{attach, pins::PinPaths, sys},
+    datapath::{clsact, pins::PinPaths, sys},
 };
 
 /// `weir cleanup`. Can be repeated, also after it was interrupted.
@@ -24,14 +24,14 @@ pub fn cleanup(flags: &Cleanup) -> Result<()> {
     }
     let paths = PinPaths::new(bpffs);
     let Some(lock) = open(&paths.root)? else {
-        attach::remove_clsact();
+        clsact::remove();
         return output::print(&format!("nothing of weir's under {}\n", bpffs.display()));
     };
     // Held to the end, so that no agent starts on what is being removed.
     if !sys::try_lock(lock.as_fd()).context("see whether an agent runs")? {
         bail!("{} is in use: stop weir first", paths.root.display());
     }
-    attach::remove_clsact();
+    clsact::remove();
     // Links first: a program without its maps' pins still works, maps without programs do not.
     let mut removed = 0;
     for directory in [paths.links(), paths.maps()] {

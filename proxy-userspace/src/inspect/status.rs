@@ -1,6 +1,6 @@
 //! What is attached, how the node is set up, how full the tables are, and the counters.
 
-use std::{io, net::IpAddr, os::fd::AsFd, path::Path};
+use std::{collections::BTreeMap, io, net::IpAddr, os::fd::AsFd, path::Path};
 
 use anyhow::{Context as _, Result};
 use proxy_common::{
@@ -19,6 +19,7 @@ use crate::{
     datapath::{
         FamilySnapshot, Snapshot,
         attach::{self, PinnedLink},
+        clsact,
         pins::{self, FamilyMaps, PinPaths, Pins},
         sys,
     },
@@ -69,8 +70,10 @@ pub struct Device {
     pub role: &'static str,
     /// Sits on other devices that are served too.
     pub stacked: bool,
-    /// Hooks with a pinned link; none where clsact filters are used.
+    /// Hooks that have a program of ours.
     pub hooks: Vec<String>,
+    /// What holds them: `tcx` links, `clsact` filters, or `nothing`.
+    pub attached: &'static str,
     /// Source NAT addresses.
     pub masquerade: Vec<IpAddr>,
 }
@@ -119,6 +122,7 @@ pub fn read(bpffs: &Path, pins: &Pins, snapshot: &Snapshot) -> Result<Status> {
     let links = attach::links(&paths).context("read the pinned links")?;
     let mut devices = pins.devices().context("read DEVICES")?;
     devices.sort_by_key(|(ifindex, _)| *ifindex);
+    let filters = filters(&devices, &links)?;
     let name = |ifindex| sys::interface_name(ifindex).unwrap_or_else(|| format!("if{ifindex}"));
     let mut tables = tables::<V4>(snapshot, &pins.v4, pins)?;
     tables.extend(self::tables::<V6>(snapshot, &pins.v6, pins)?);
@@ -133,7 +137,10 @@ pub fn read(bpffs: &Path, pins: &Pins, snapshot: &Snapshot) -> Result<Status> {
     Ok(Status {
         agent_running: agent_runs(&paths).context("see whether an agent runs")?,
         node: node(&pins.config().context("read CONFIG")?),
-        devices: devices.iter().map(|(i, row)| device(*i, name(*i), row, &links)).collect(),
+        devices: devices
+            .iter()
+            .map(|(i, row)| device(*i, name(*i), row, &links, &filters))
+            .collect(),
         links: links.iter().map(link).collect(),
         tables,
         counters,
@@ -159,12 +166,23 @@ fn node(row: &NodeConfig) -> Node {
     }
 }
 
-fn device(ifindex: u32, name: String, row: &DeviceRow, links: &[PinnedLink]) -> Device {
-    let hooks = links
+fn device(
+    ifindex: u32,
+    name: String,
+    row: &DeviceRow,
+    links: &[PinnedLink],
+    filters: &BTreeMap<u32, Vec<&str>>,
+) -> Device {
+    let mut hooks: Vec<String> = links
         .iter()
         .filter(|link| link.is_tc() && link.info.low == ifindex)
         .map(|link| link.name.split('-').next().unwrap_or_default().to_owned())
         .collect();
+    let mut attached = "tcx";
+    if hooks.is_empty() {
+        hooks = filters.get(&ifindex).into_iter().flatten().map(ToString::to_string).collect();
+        attached = if hooks.is_empty() { "nothing" } else { "clsact" };
+    }
     Device {
         name,
         ifindex,
@@ -175,9 +193,25 @@ fn device(ifindex: u32, name: String, row: &DeviceRow, links: &[PinnedLink]) -> 
         },
         stacked: row.flags & DEVICE_STACKED != 0,
         hooks,
+        attached,
         masquerade: addresses(row.masquerade4, row.masquerade6),
     }
 }
+
+/// Our clsact filters on the devices without a link.
+fn filters(devices: &[(u32, DeviceRow)], links: &[PinnedLink]) -> Result<Filters> {
+    let linked = |ifindex| links.iter().any(|link| link.is_tc() && link.info.low == ifindex);
+    let bare: Vec<u32> = devices.iter().map(|(i, _)| *i).filter(|i| !linked(*i)).collect();
+    if bare.is_empty() {
+        return Ok(Filters::new());
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let filters = runtime.block_on(clsact::hooks(&bare)).map_err(anyhow::Error::from_boxed);
+    filters.context("read the clsact filters")
+}
+
+/// Hooks by interface index.
+type Filters = BTreeMap<u32, Vec<&'static str>>;
 
 fn link(link: &PinnedLink) -> Link {
     Link { name: link.name.clone(), id: link.info.id, program: link.info.prog_id }
@@ -225,8 +259,15 @@ pub fn render(status: &Status) -> String {
     let [first, last] = node.source_nat_ports;
     let sockets: Vec<&str> =
         status.links.iter().map(|l| l.name.as_str()).filter(|n| n.starts_with("sock")).collect();
-    let mut devices =
-        Table::new(&["DEVICE", "INDEX", "ROLE", "STACKED", "HOOKS", "SOURCE NAT ADDRESSES"]);
+    let mut devices = Table::new(&[
+        "DEVICE",
+        "INDEX",
+        "ROLE",
+        "STACKED",
+        "HOOKS",
+        "ATTACHED",
+        "SOURCE NAT ADDRESSES",
+    ]);
     for device in &status.devices {
         devices.row([
             device.name.clone(),
@@ -234,6 +275,7 @@ pub fn render(status: &Status) -> String {
             device.role.to_owned(),
             if device.stacked { "yes" } else { "no" }.to_owned(),
             list(&device.hooks),
+            device.attached.to_owned(),
             list(&texts(&device.masquerade)),
         ]);
     }
@@ -294,6 +336,8 @@ mod tests {
             link("tc_ingress-3", 3),
             link("sock4_connect", 0),
         ];
+        let workload = DeviceRow { role: ROLE_WORKLOAD, flags: 0, masquerade4: [0; 4], ..row };
+        let filters = Filters::from([(5, vec!["tc_ingress"])]);
         Status {
             agent_running: false,
             node: node(&NodeConfig {
@@ -308,7 +352,11 @@ mod tests {
                 masquerade6: [0; 16],
                 timeouts: proxy_common::flow::Timeouts::SECONDS,
             }),
-            devices: vec![device(2, "bond0".to_owned(), &row, &links)],
+            devices: vec![
+                device(2, "bond0".to_owned(), &row, &links, &filters),
+                device(5, "veth5".to_owned(), &workload, &links, &filters),
+                device(6, "veth6".to_owned(), &workload, &links, &filters),
+            ],
             links: vec![super::link(&links[3])],
             tables: vec![TableUse { table: "FLOWS4".to_owned(), rows: 212_000, capacity: 262_144 }],
             counters: [("new-flow", 7), ("known-flow", 0)]
@@ -326,8 +374,10 @@ Source NAT: ports 1024 to 29999, from 10.9.0.1 where a device has no address
 NodePorts on loopback addresses: yes
 Socket programs: sock4_connect
 
-DEVICE   INDEX   ROLE     STACKED   HOOKS                  SOURCE NAT ADDRESSES
-bond0    2       uplink   yes       tc_egress,tc_ingress   10.9.0.1
+DEVICE   INDEX   ROLE       STACKED   HOOKS                  ATTACHED   SOURCE NAT ADDRESSES
+bond0    2       uplink     yes       tc_egress,tc_ingress   tcx        10.9.0.1
+veth5    5       workload   no        tc_ingress             clsact     <none>
+veth6    6       workload   no        <none>                 nothing    <none>
 
 TABLE    ROWS     CAPACITY   USED
 FLOWS4   212000   262144     81%
@@ -340,8 +390,10 @@ tc     translate   new-flow   7
 
     #[test]
     fn status_is_json() {
+        let mut status = status();
+        status.devices.truncate(1);
         assert_eq!(
-            serde_json::to_value(status()).unwrap(),
+            serde_json::to_value(status).unwrap(),
             json!({
                 "agentRunning": false,
                 "node": {
@@ -356,6 +408,7 @@ tc     translate   new-flow   7
                     "role": "uplink",
                     "stacked": true,
                     "hooks": ["tc_egress", "tc_ingress"],
+                    "attached": "tcx",
                     "masquerade": ["10.9.0.1"],
                 }],
                 "links": [{"name": "sock4_connect", "id": 12, "program": 40}],
