@@ -6,6 +6,7 @@
 
 use crate::flow::Timeouts;
 use crate::pod::row;
+use crate::service::Network;
 
 row! {
     /// Row 0 of `CONFIG`.
@@ -28,6 +29,10 @@ row! {
         pub masquerade4: [u8; 4],
         /// The same for IPv6.
         pub masquerade6: [u8; 16],
+        /// With [`CONFIG_PODS_BY_SOURCE`]: addresses of pods.
+        pub pods4: Network<[u8; 4]>,
+        /// The same for IPv6.
+        pub pods6: Network<[u8; 16]>,
         /// Idle times of flows, in ticks.
         pub timeouts: Timeouts,
     }
@@ -44,8 +49,19 @@ row! {
     }
 }
 
-/// NodePorts answer on 127.0.0.0/8 and ::1 for processes of this node.
-pub const CONFIG_LOCALHOST_NODE_PORTS: u32 = 1 << 0;
+/// NodePorts answer on 127.0.0.0/8 for processes of this node.
+pub const CONFIG_LOCALHOST_NODE_PORTS4: u32 = 1 << 0;
+/// NodePorts answer on ::1 for processes of this node.
+pub const CONFIG_LOCALHOST_NODE_PORTS6: u32 = 1 << 1;
+/// A client is a pod of this node if the device it comes in by says so.
+pub const CONFIG_PODS_BY_DEVICE: u32 = 1 << 2;
+/// A client is a pod of this node if its address is in [`NodeConfig::pods4`] and it does not come
+/// in by an uplink. A family without such addresses has no pods.
+pub const CONFIG_PODS_BY_SOURCE: u32 = 1 << 3;
+/// Traffic to ClusterIPs is source-NATed whoever sends it.
+pub const CONFIG_MASQUERADE_ALL: u32 = 1 << 4;
+/// Echo requests to ClusterIPs are answered.
+pub const CONFIG_ANSWER_ECHO: u32 = 1 << 5;
 
 /// The shift that makes a tick about one second long at `hz` jiffies per second.
 ///

@@ -11,12 +11,13 @@ macro_rules! counters {
             /// All counters in index order.
             pub const ALL: &[Self] = &[ $( Self::$variant, )* ];
 
-            /// Where it is counted: `tc` or `socket`.
+            /// Where it is counted: `tc`, `socket`, or `any` for both.
             pub const fn hook(self) -> &'static str {
                 match self { $( Self::$variant => $hook, )* }
             }
 
-            /// What became of the packet: `translate`, `reply`, `pass`, `refuse` or `drop`.
+            /// What became of the packet: `translate`, `reply`, `pass`, `refuse` or `drop`; for what is
+            /// counted beside that, which kind of count: `front-end` or `affinity`.
             pub const fn verdict(self) -> &'static str {
                 match self { $( Self::$variant => $verdict, )* }
             }
@@ -58,6 +59,10 @@ counters! {
     RefuseNoFlow = 18, "tc", "refuse", "no-flow";
     /// Sent back an ICMP error because the packet does not fit the way to the backend.
     RefuseTooBig = 19, "tc", "refuse", "too-big";
+    /// Refused: a protocol that the ClusterIP does not offer.
+    RefuseProtocol = 20, "tc", "refuse", "protocol";
+    /// Answered an echo request to a ClusterIP.
+    AnswerEcho = 21, "tc", "reply", "echo";
     /// Dropped: the flow table is full.
     DropTableFull = 32, "tc", "drop", "table-full";
     /// Dropped: no free port for source NAT.
@@ -74,6 +79,14 @@ counters! {
     DropSilent = 38, "tc", "drop", "silent";
     /// Dropped: the backend changed under our hands twice in a row.
     DropStale = 39, "tc", "drop", "stale-backend";
+    /// Dropped: no endpoint on this node, and the policy wants one here.
+    DropNoLocalEndpoint = 40, "tc", "drop", "no-local-endpoint";
+    /// Dropped: the source is not in the front end's source ranges.
+    DropSourceRange = 41, "tc", "drop", "source-range";
+    /// Dropped: an address of a ServiceCIDR that no Service has.
+    DropUnallocated = 42, "tc", "drop", "unallocated-cluster-ip";
+    /// Dropped: refused too often in a short time, so this one is not answered.
+    DropRateLimited = 43, "tc", "drop", "refusal-rate";
     /// A socket of the host was connected to a backend.
     SocketConnect = 48, "socket", "translate", "connect";
     /// A datagram of the host was sent to a backend.
@@ -86,6 +99,60 @@ counters! {
     SocketNoPort = 52, "socket", "refuse", "no-port";
     /// A row of `SOCKETS` could not be written.
     SocketTableFull = 53, "socket", "refuse", "table-full";
+    /// Denied to a host socket: no endpoint on this node, and the policy wants one here.
+    SocketNoLocalEndpoint = 54, "socket", "drop", "no-local-endpoint";
+    /// Denied to a host socket: the node is not in the front end's source ranges.
+    SocketSourceRange = 55, "socket", "drop", "source-range";
+    /// Denied to a host socket: an address of a ServiceCIDR that no Service has.
+    SocketUnallocated = 56, "socket", "drop", "unallocated-cluster-ip";
+    /// Denied to a host socket: the backend changed under our hands time and again.
+    SocketStale = 57, "socket", "drop", "stale-backend";
+    /// A record of `AFFINITY` was made.
+    AffinityNew = 96, "any", "affinity", "new-record";
+    /// A record of `AFFINITY` chose the backend.
+    AffinityHit = 97, "any", "affinity", "record-used";
+}
+
+/// First row of `COUNTERS` that counts new flows by front end; see [`new_flows`].
+pub const NEW_FLOWS: u32 = 64;
+
+/// What a new flow was addressed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum FrontEnd {
+    /// ClusterIP.
+    ClusterIp = 0,
+    /// NodePort.
+    NodePort = 1,
+    /// LoadBalancer ingress address.
+    LoadBalancer = 2,
+    /// External IP.
+    ExternalIp = 3,
+    /// NodePort on a loopback address.
+    Loopback = 4,
+}
+
+impl FrontEnd {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::ClusterIp, Self::NodePort, Self::LoadBalancer, Self::ExternalIp, Self::Loopback];
+
+    /// As a metric label.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::ClusterIp => "clusterip",
+            Self::NodePort => "nodeport",
+            Self::LoadBalancer => "loadbalancer",
+            Self::ExternalIp => "externalip",
+            Self::Loopback => "loopback",
+        }
+    }
+}
+
+/// The row of `COUNTERS` for new flows of a kind: four per front end, by family and protocol.
+#[inline(always)]
+pub const fn new_flows(front: FrontEnd, ipv6: bool, udp: bool) -> u32 {
+    NEW_FLOWS + front as u32 * 4 + ipv6 as u32 * 2 + udp as u32
 }
 
 /// Rows of `COUNTERS`; room for those to come.
@@ -105,6 +172,8 @@ mod tests {
         }
         for &c in Counter::ALL {
             assert!((c as usize) < COUNTERS);
+            let flows = NEW_FLOWS..=new_flows(FrontEnd::Loopback, true, true);
+            assert!(!flows.contains(&(c as u32)), "{c:?} shares its row");
             assert!(labels.insert((c.hook(), c.verdict(), c.reason())), "{c:?} shares its labels");
         }
     }

@@ -27,3 +27,6 @@ pub const ROLE_UPLINK: u32 = 2;
 /// Sits on other devices that carry our programs too (bridge, bond, VLAN, tunnel): a packet seen
 /// here may have been translated already.
 pub const DEVICE_STACKED: u32 = 1 << 0;
+/// What comes in here comes from pods of this node
+/// ([`CONFIG_PODS_BY_DEVICE`](crate::config::CONFIG_PODS_BY_DEVICE)).
+pub const DEVICE_PODS: u32 = 1 << 1;

@@ -19,7 +19,7 @@ pub use pod::Row;
 
 /// Version of the map layouts. Maps pinned by a build with another number are not adopted but
 /// copied or replaced. Raise it with every change to a row, a key or the meaning of a field.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// An address of one IP family as it stands in map rows: octets in network order.
 pub trait Addr: Copy + Eq + core::fmt::Debug + 'static {

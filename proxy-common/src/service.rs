@@ -57,10 +57,13 @@ row! {
         pub service: u32,
         /// Combination of `SERVICE_*` flags.
         pub flags: u32,
-        /// Endpoints for clients inside the cluster: pods and processes of this node.
+        /// Endpoints for pods and processes of this node.
         pub inside: Pool,
         /// Endpoints for everybody else.
         pub outside: Pool,
+        /// Session affinity by client address: seconds after a client's last new flow during
+        /// which its next one goes to the same backend; zero: none.
+        pub affinity: u32,
     }
 }
 
@@ -72,6 +75,93 @@ pub const SERVICE_NODE_PORT: u32 = 1 << 1;
 pub const SERVICE_LOAD_BALANCER: u32 = 1 << 2;
 /// The front end is an external IP.
 pub const SERVICE_EXTERNAL_IP: u32 = 1 << 3;
+/// `inside` holds the endpoints on this node, not those of the cluster.
+pub const SERVICE_INSIDE_LOCAL: u32 = 1 << 4;
+/// The same for `outside`.
+pub const SERVICE_OUTSIDE_LOCAL: u32 = 1 << 5;
+/// There are endpoints somewhere, so a pool that is empty means "not here" and not "nowhere":
+/// such packets are dropped in silence instead of being refused.
+pub const SERVICE_ELSEWHERE: u32 = 1 << 6;
+/// Only sources in the [`SourceKey`]s of this service port may use the front end.
+pub const SERVICE_SOURCE_RANGES: u32 = 1 << 7;
+/// This node's address is in those ranges, so its processes may.
+pub const SERVICE_NODE_ALLOWED: u32 = 1 << 8;
+
+row! {
+    /// What a key of `SOURCES4/6` says beside its length. A trie compares bits from the first
+    /// octet on, so the id of the service port is in network order.
+    pub struct SourceRange<A> {
+        /// Id of the service port.
+        pub service: [u8; 4],
+        /// First address of the range.
+        pub addr: A,
+    }
+}
+
+row! {
+    /// Key of `SOURCES4/6`, a longest-prefix-match trie (`struct bpf_lpm_trie_key_u8`). The row
+    /// itself says nothing: a source is allowed if some prefix matches.
+    pub struct SourceKey<A> {
+        /// Bits that count: [`SOURCE_SERVICE_BITS`] and those of the prefix.
+        pub prefix_len: u32,
+        /// What they are.
+        pub range: SourceRange<A>,
+    }
+}
+
+/// Bits of a [`SourceKey`] that name the service port.
+pub const SOURCE_SERVICE_BITS: u32 = 32;
+
+row! {
+    /// A network: what `SERVICE_CIDRS4/6` hold. A mask of zero octets ends the list.
+    pub struct Network<A> {
+        /// Network address.
+        pub addr: A,
+        /// Network mask.
+        pub mask: A,
+    }
+}
+
+/// Rows of `SERVICE_CIDRS4/6`.
+pub const SERVICE_CIDRS: usize = 16;
+
+row! {
+    /// Key of `AFFINITY4/6`.
+    pub struct AffinityKey<A> {
+        /// The client, before any source NAT; all processes of this node are one client, with the
+        /// unspecified address.
+        pub client: A,
+        /// Id of the service port.
+        pub service: u32,
+        /// [`BACKEND_IN_CLUSTER_POOL`] or [`BACKEND_IN_LOCAL_POOL`].
+        pub pool: u32,
+    }
+}
+
+row! {
+    /// Row of `AFFINITY4/6`: where the client's last new flow went.
+    pub struct AffinityRow {
+        /// Backend id.
+        pub backend: u32,
+        /// Its generation.
+        pub generation: u32,
+        /// Low half of `jiffies64` at the client's last new flow. Not ticks: a timeout may be a
+        /// second, and one comparison per new flow can afford the difference.
+        pub last_used: u32,
+    }
+}
+
+impl AffinityRow {
+    /// Whether the record holds at `now` for a timeout of `seconds` at `hz` jiffies per second.
+    #[inline(always)]
+    pub fn holds(&self, now: u32, seconds: u32, hz: u32) -> bool {
+        /// What another CPU wrote a moment ago may lie ahead of this one's clock.
+        const AHEAD: u32 = 1_000;
+        let idle = now.wrapping_sub(self.last_used);
+        // The API's longest timeout is a day; 2^32 jiffies are at least 49 days.
+        idle <= seconds.wrapping_mul(hz) || idle > u32::MAX - AHEAD
+    }
+}
 
 row! {
     /// Row of `BACKENDS4/6`, indexed by backend id. Id 0 is never used, so that zeroed slots and
@@ -107,6 +197,10 @@ pub const BACKEND_DRAINING: u8 = 2;
 pub const BACKEND_LOCAL: u8 = 1 << 0;
 /// The endpoint's address is an address of this node (host network).
 pub const BACKEND_HOST: u8 = 1 << 1;
+/// A member of its service port's pool of all endpoints.
+pub const BACKEND_IN_CLUSTER_POOL: u8 = 1 << 2;
+/// A member of its service port's pool of endpoints on this node.
+pub const BACKEND_IN_LOCAL_POOL: u8 = 1 << 3;
 
 row! {
     /// Row of `NAMES`, keyed by service port id: written and read by the agent and `weir` only,

@@ -45,14 +45,6 @@ pub enum Table {
     Embryos,
 }
 
-/// The time in ticks.
-#[inline(always)]
-pub fn now(config: &NodeConfig) -> u32 {
-    // SAFETY: a helper call without arguments; the verifier inlines it to a load.
-    let jiffies = unsafe { aya_ebpf::helpers::bpf_jiffies64() };
-    (jiffies >> (config.tick_shift & 31)) as u32
-}
-
 /// Finds the row of `s.key`, copies it to `s.row` and marks it as seen at `now`.
 #[inline(always)]
 pub fn lookup<F: Family>(s: &mut Scratch<F::Addr>, now: u32) -> Option<Table> {

@@ -1,10 +1,15 @@
 //! What differs between IPv4 and IPv6: header layout and which maps to use. Everything else is
 //! written once.
 
-use proxy_common::{Addr, checksum, config::NodeConfig, device::DeviceRow, flow::FlowKey};
+use proxy_common::{
+    Addr, checksum, config::NodeConfig, device::DeviceRow, flow::FlowKey, service::Network,
+};
 
 use crate::{
-    maps::{self, Addresses, Backends, Embryos, Flows, Scratch, Services, Slots, Sockets},
+    maps::{
+        self, Addresses, Affinity, Backends, Embryos, Flows, Scratch, ServiceCidrs, Services,
+        Slots, Sockets, Sources,
+    },
     packet::Packet,
     parse::{self, Ipv4, Ipv6, Parsed, Unparsed},
 };
@@ -35,6 +40,13 @@ pub trait Family: 'static {
     /// Connect-time translations.
     fn sockets() -> &'static Sockets<Self::Addr>;
 
+    /// Allowed sources.
+    fn sources() -> &'static Sources<Self::Addr>;
+    /// Where clients went before.
+    fn affinity() -> &'static Affinity<Self::Addr>;
+    /// Networks of ClusterIPs.
+    fn service_cidrs() -> &'static ServiceCidrs<Self::Addr>;
+
     /// Working memory of this CPU; see [`Scratch`]. TC programs do not preempt each other on a
     /// CPU, so whoever asks has it alone until it returns.
     fn scratch() -> Option<*mut Scratch<Self::Addr>>;
@@ -64,6 +76,10 @@ pub trait Family: 'static {
         device: Option<&'a DeviceRow>,
         config: &'a NodeConfig,
     ) -> Option<&'a Self::Addr>;
+    /// Addresses of pods, if the node tells pods by their address.
+    fn pods(config: &NodeConfig) -> &Network<Self::Addr>;
+    /// Whether `addr` is in `network`; an empty mask has nothing in it.
+    fn within(addr: &Self::Addr, network: &Network<Self::Addr>) -> bool;
     /// Whether an ICMP error or RST to this source would go to more than one host or to none.
     fn unanswerable(src: &Self::Addr) -> bool;
     /// Whether the address is this host's loopback.
@@ -78,7 +94,7 @@ pub enum V4 {}
 pub enum V6 {}
 
 macro_rules! maps {
-    ($addresses:ident, $services:ident, $slots:ident, $backends:ident, $flows:ident, $embryos:ident, $sockets:ident, $scratch:ident) => {
+    ($addresses:ident, $services:ident, $slots:ident, $backends:ident, $flows:ident, $embryos:ident, $sockets:ident, $sources:ident, $affinity:ident, $cidrs:ident, $scratch:ident) => {
         #[inline(always)]
         fn addresses() -> &'static Addresses<Self::Addr> {
             &maps::$addresses
@@ -108,6 +124,18 @@ macro_rules! maps {
             &maps::$sockets
         }
         #[inline(always)]
+        fn sources() -> &'static Sources<Self::Addr> {
+            &maps::$sources
+        }
+        #[inline(always)]
+        fn affinity() -> &'static Affinity<Self::Addr> {
+            &maps::$affinity
+        }
+        #[inline(always)]
+        fn service_cidrs() -> &'static ServiceCidrs<Self::Addr> {
+            &maps::$cidrs
+        }
+        #[inline(always)]
         fn scratch() -> Option<*mut Scratch<Self::Addr>> {
             maps::$scratch.get_ptr_mut(0)
         }
@@ -120,7 +148,19 @@ impl Family for V4 {
     const AF: u8 = 2;
     const HEADER: usize = size_of::<Ipv4>();
 
-    maps!(ADDRESSES4, SERVICES4, SLOTS4, BACKENDS4, FLOWS4, EMBRYOS4, SOCKETS4, SCRATCH4);
+    maps!(
+        ADDRESSES4,
+        SERVICES4,
+        SLOTS4,
+        BACKENDS4,
+        FLOWS4,
+        EMBRYOS4,
+        SOCKETS4,
+        SOURCES4,
+        AFFINITY4,
+        SERVICE_CIDRS4,
+        SCRATCH4
+    );
 
     #[inline(always)]
     fn destination<P: Packet>(pkt: &P, l3: usize) -> Option<&[u8; 4]> {
@@ -177,6 +217,17 @@ impl Family for V4 {
     }
 
     #[inline(always)]
+    fn pods(config: &NodeConfig) -> &Network<[u8; 4]> {
+        &config.pods4
+    }
+
+    #[inline(always)]
+    fn within(addr: &[u8; 4], network: &Network<[u8; 4]>) -> bool {
+        let mask = u32::from_ne_bytes(network.mask);
+        mask != 0 && u32::from_ne_bytes(*addr) & mask == u32::from_ne_bytes(network.addr)
+    }
+
+    #[inline(always)]
     fn unanswerable(src: &[u8; 4]) -> bool {
         // "This network" (RFC 1122 §3.2.1.3), multicast, class E and limited broadcast.
         src[0] == 0 || src[0] >= 224
@@ -199,7 +250,19 @@ impl Family for V6 {
     const AF: u8 = 10;
     const HEADER: usize = size_of::<Ipv6>();
 
-    maps!(ADDRESSES6, SERVICES6, SLOTS6, BACKENDS6, FLOWS6, EMBRYOS6, SOCKETS6, SCRATCH6);
+    maps!(
+        ADDRESSES6,
+        SERVICES6,
+        SLOTS6,
+        BACKENDS6,
+        FLOWS6,
+        EMBRYOS6,
+        SOCKETS6,
+        SOURCES6,
+        AFFINITY6,
+        SERVICE_CIDRS6,
+        SCRATCH6
+    );
 
     #[inline(always)]
     fn destination<P: Packet>(pkt: &P, l3: usize) -> Option<&[u8; 16]> {
@@ -247,6 +310,21 @@ impl Family for V6 {
             _ if !is_zero(&config.masquerade6) => Some(&config.masquerade6),
             _ => None,
         }
+    }
+
+    #[inline(always)]
+    fn pods(config: &NodeConfig) -> &Network<[u8; 16]> {
+        &config.pods6
+    }
+
+    #[inline(always)]
+    fn within(addr: &[u8; 16], network: &Network<[u8; 16]>) -> bool {
+        let (a, n, m) = (words(addr), words(&network.addr), words(&network.mask));
+        let differs = (a[0] & m[0] ^ n[0])
+            | (a[1] & m[1] ^ n[1])
+            | (a[2] & m[2] ^ n[2])
+            | (a[3] & m[3] ^ n[3]);
+        m[0] != 0 && differs == 0
     }
 
     #[inline(always)]

@@ -29,6 +29,8 @@
               its copy may not have; see `stack`"
 )]
 
+pub mod affinity;
+pub mod clock;
 pub mod conntrack;
 pub mod counters;
 pub mod family;

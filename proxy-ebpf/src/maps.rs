@@ -9,11 +9,15 @@
 //! | `FLOWS4/6` | two-way flows, both halves | programs | the flow stays in `EMBRYOS` | kept |
 //! | `EMBRYOS4/6` | flows without a reply so far | programs | least recently used goes | kept |
 //! | `SOCKETS4/6` | socket cookie ↔ service and backend address | programs | least recently used goes | kept |
+//! | `SOURCES4/6` | service port and prefix → allowed to use its LoadBalancer addresses | agent | change refused | kept |
+//! | `AFFINITY4/6` | client and service port → backend | programs | least recently used goes | kept |
+//! | `SERVICE_CIDRS4/6` | networks of ClusterIPs | agent | the rest is not protected, and said | kept |
 //! | `DEVICES` | interface index → role, masquerade addresses | agent | device is not served | rewritten |
 //! | `CONFIG` | the node | agent | – | rewritten |
 //! | `NAMES` | service port id → name | agent; read by `weir` | change refused | kept |
 //! | `COUNTERS` | verdicts and refusals by reason | programs | – | kept |
 //! | `SCRATCH4/6` | working memory, see [`Scratch`] | programs | – | meaningless |
+//! | `REFUSALS` | how many refusals may still be answered | programs | – | begins anew |
 //! | `CLOCK` | jiffies and nanoseconds at one moment | `tc_clock` | – | rewritten |
 //!
 //! Hash tables other than the LRU ones take memory per row in use (`BPF_F_NO_PREALLOC`), so that
@@ -21,7 +25,7 @@
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
-    btf_maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, lpm_trie::Key},
     macros::btf_map,
 };
 use proxy_common::{
@@ -29,7 +33,10 @@ use proxy_common::{
     counter,
     device::DeviceRow,
     flow::{FlowKey, FlowRow},
-    service::{AddressRow, BackendRow, NameRow, ServiceKey, ServiceRow},
+    service::{
+        AddressRow, AffinityKey, AffinityRow, BackendRow, NameRow, Network, SERVICE_CIDRS,
+        ServiceKey, ServiceRow, SourceRange,
+    },
     socket::{SocketKey, SocketRow},
 };
 
@@ -45,6 +52,8 @@ pub const FLOW_ROWS: usize = 262_144;
 pub const EMBRYO_ROWS: usize = 65_536;
 /// Default rows of `SOCKETS`: one per connected socket, two per sender and service.
 pub const SOCKET_ROWS: usize = 65_536;
+/// Default rows of `AFFINITY`: clients of Services with session affinity.
+pub const AFFINITY_ROWS: usize = 65_536;
 /// Most devices a node has: a veth per pod and some.
 pub const DEVICE_ROWS: usize = 4_096;
 
@@ -62,6 +71,12 @@ pub type Flows<A> = HashMap<FlowKey<A>, FlowRow<A>, FLOW_ROWS, ON_DEMAND>;
 pub type Embryos<A> = LruHashMap<FlowKey<A>, FlowRow<A>, EMBRYO_ROWS>;
 /// Type of `SOCKETS`.
 pub type Sockets<A> = LruHashMap<SocketKey<A>, SocketRow<A>, SOCKET_ROWS>;
+/// Type of `SOURCES`.
+pub type Sources<A> = LpmTrie<SourceRange<A>, u32, SERVICE_ROWS>;
+/// Type of `AFFINITY`.
+pub type Affinity<A> = LruHashMap<AffinityKey<A>, AffinityRow, AFFINITY_ROWS>;
+/// Type of `SERVICE_CIDRS`.
+pub type ServiceCidrs<A> = Array<Network<A>, SERVICE_CIDRS>;
 
 /// See [`Addresses`].
 #[btf_map]
@@ -105,6 +120,24 @@ pub static SOCKETS4: Sockets<[u8; 4]> = Sockets::new();
 /// See [`Sockets`].
 #[btf_map]
 pub static SOCKETS6: Sockets<[u8; 16]> = Sockets::new();
+/// See [`Sources`].
+#[btf_map]
+pub static SOURCES4: Sources<[u8; 4]> = Sources::new();
+/// See [`Sources`].
+#[btf_map]
+pub static SOURCES6: Sources<[u8; 16]> = Sources::new();
+/// See [`Affinity`].
+#[btf_map]
+pub static AFFINITY4: Affinity<[u8; 4]> = Affinity::new();
+/// See [`Affinity`].
+#[btf_map]
+pub static AFFINITY6: Affinity<[u8; 16]> = Affinity::new();
+/// See [`ServiceCidrs`].
+#[btf_map]
+pub static SERVICE_CIDRS4: ServiceCidrs<[u8; 4]> = ServiceCidrs::new();
+/// See [`ServiceCidrs`].
+#[btf_map]
+pub static SERVICE_CIDRS6: ServiceCidrs<[u8; 16]> = ServiceCidrs::new();
 /// Interface index → what the device is.
 #[btf_map]
 pub static DEVICES: HashMap<u32, DeviceRow, DEVICE_ROWS, ON_DEMAND> = HashMap::new();
@@ -120,7 +153,6 @@ pub static NAMES: HashMap<u32, NameRow, SERVICE_ROWS, ON_DEMAND> = HashMap::new(
 pub static COUNTERS: PerCpuArray<u64, { counter::COUNTERS }> = PerCpuArray::new();
 /// Working memory of TC programs, which have 512 bytes of stack for everything: the rows and
 /// parameter blocks that are handed to the kernel by address. Holds nothing between packets.
-#[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Scratch<A> {
     /// Key of this packet's half.
@@ -135,6 +167,12 @@ pub struct Scratch<A> {
     pub reverse: FlowRow<A>,
     /// The front end.
     pub front: ServiceKey<A>,
+    /// Its row.
+    pub service: ServiceRow,
+    /// The client, as session affinity knows it.
+    pub affinity: AffinityKey<A>,
+    /// The client, as source ranges know it.
+    pub source: Key<SourceRange<A>>,
     /// The backend that was chosen.
     pub backend: BackendRow<A>,
     /// Question and answer of a route look-up.
@@ -192,6 +230,19 @@ pub static SCRATCH4: Scratches<[u8; 4]> = Scratches::new();
 /// See [`Scratch`].
 #[btf_map]
 pub static SCRATCH6: Scratches<[u8; 16]> = Scratches::new();
+/// What is left of the refusals that this CPU may answer; see [`crate::refuse`].
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Allowance {
+    /// `jiffies64` when it was last counted.
+    pub jiffies: u64,
+    /// Answers left, in units of one answer per HZ.
+    pub left: u64,
+}
+
+/// See [`Allowance`].
+#[btf_map]
+pub static REFUSALS: PerCpuArray<Allowance, 1> = PerCpuArray::new();
 /// Written by `tc_clock` when the agent asks for the time.
 #[btf_map]
 pub static CLOCK: Array<ClockRow, 1> = Array::new();

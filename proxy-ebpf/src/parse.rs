@@ -158,8 +158,13 @@ pub enum Unparsed {
     Malformed,
     /// A fragment: only the first carries ports, and not reliably.
     Fragment,
-    /// Neither TCP nor UDP.
-    Protocol,
+    /// Neither TCP nor UDP; the addresses of the tuple are filled in.
+    Protocol {
+        /// IANA protocol number, or that of an IPv6 extension header.
+        proto: u8,
+        /// Where what it names starts.
+        l4: usize,
+    },
 }
 
 /// Reads the IPv4 header at `l3`, options included, and the ports behind it. Fills the tuple of
@@ -185,7 +190,7 @@ pub fn parse_ipv4<P: Packet>(
 }
 
 /// Reads the IPv6 header at `l3` and the ports behind it. A packet with extension headers is
-/// reported as [`Unparsed::Protocol`], or [`Unparsed::Fragment`] for a fragment header.
+/// reported as [`Unparsed::Protocol`] with the number of the first, or [`Unparsed::Fragment`] for a fragment header.
 #[inline(always)]
 pub fn parse_ipv6<P: Packet>(
     pkt: &P,
@@ -225,7 +230,7 @@ fn parse_transport<P: Packet, A>(
             key.dport = u16::from_be_bytes(udp.dst);
             0
         }
-        _ => return Err(Unparsed::Protocol),
+        _ => return Err(Unparsed::Protocol { proto, l4 }),
     };
     key.proto = proto;
     key.reserved = 0;

@@ -10,12 +10,21 @@
 //! 65,536 packets, and then the only harm is a lost refusal.
 
 use aya_ebpf::helpers::bpf_csum_diff;
-use proxy_common::{Addr, IPPROTO_TCP, IPPROTO_UDP, checksum, checksum::fold, flow::FlowKey};
+use proxy_common::{
+    Addr, IPPROTO_TCP, IPPROTO_UDP, checksum,
+    checksum::fold,
+    config::{CONFIG_ANSWER_ECHO, NodeConfig},
+    counter::Counter,
+    flow::FlowKey,
+};
 
 use crate::{
+    clock::jiffies,
     family::Family,
+    maps::{CONFIG, REFUSALS},
     packet::{Packet, Skb, Unwritable, Wire, wire},
     parse::{ETH_HLEN, Ethernet, Ipv4, Ipv6, Parsed, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Tcp, Udp},
+    tc::{NEXT, PACKET_HOST, pack},
 };
 
 const IPPROTO_ICMP: u8 = 1;
@@ -67,12 +76,136 @@ impl Refusal {
     }
 }
 
+/// Why a packet is not answered.
+enum Unanswered {
+    /// It must not be, or cannot.
+    Silent,
+    /// Too many were, a moment ago.
+    RateLimited,
+}
+
+impl From<Unwritable> for Unanswered {
+    #[inline(always)]
+    fn from(_: Unwritable) -> Self {
+        Self::Silent
+    }
+}
+
+impl Unanswered {
+    #[inline(always)]
+    fn pack(self) -> u64 {
+        pack(Err(match self {
+            Self::Silent => Counter::DropSilent,
+            Self::RateLimited => Counter::DropRateLimited,
+        }))
+    }
+}
+
 /// Turns the packet into a refusal ([`Refusal::to_mtu`]) and sends it back; the result is the
-/// code to return, or negative if the packet must not or cannot be answered. A function of its
-/// own for its stack frame.
+/// decision as [`pack`] makes it, with `counter` if the packet is answered. A function of its own
+/// for its stack frame.
 #[inline(never)]
-pub fn refuse<F: Family>(skb: &mut Skb, parsed: &Parsed, key: &FlowKey<F::Addr>, mtu: u32) -> i32 {
-    answer::<F>(skb, parsed, key, Refusal::from_mtu(mtu as u16)).unwrap_or(-1)
+pub fn refuse<F: Family>(
+    skb: &mut Skb,
+    parsed: &Parsed,
+    key: &FlowKey<F::Addr>,
+    mtu: u32,
+    counter: u32,
+) -> u64 {
+    match answer::<F>(skb, parsed, key, Refusal::from_mtu(mtu as u16)) {
+        Ok(code) => u64::from(code as u32) | (u64::from(counter) << 32),
+        Err(unanswered) => unanswered.pack(),
+    }
+}
+
+/// Type of an echo request and of the reply (RFC 792, RFC 4443 §4).
+const ECHO: [[u8; 2]; 2] = [[8, 0], [128, 129]];
+/// IPv6 extension headers (IANA): what follows them is not known here.
+const EXTENSIONS: [u8; 7] = [0, 43, 50, 51, 60, 135, 140];
+
+/// A packet of a protocol other than TCP and UDP to a ClusterIP, where nothing listens: refused,
+/// like a port that is not offered, since it would leave the node otherwise. Echo requests may be
+/// answered instead, and ICMP errors go on: they may be about a connection of the client's. A
+/// function of its own for its stack frame; the result is a decision as [`pack`] makes it.
+#[inline(never)]
+pub fn foreign_protocol<F: Family>(
+    skb: &mut Skb,
+    parsed: &Parsed,
+    key: &FlowKey<F::Addr>,
+    config: &NodeConfig,
+) -> u64 {
+    if F::IPV6 && EXTENSIONS.contains(&parsed.proto) {
+        return pack(Ok((NEXT, Counter::PassProtocol)));
+    }
+    let icmp = if F::IPV6 { IPPROTO_ICMPV6 } else { IPPROTO_ICMP };
+    if parsed.proto == icmp {
+        let Some(header) = skb.view::<Icmp>(parsed.l4) else {
+            return pack(Ok((NEXT, Counter::PassMalformed)));
+        };
+        let [request, _] = ECHO[usize::from(F::IPV6)];
+        if header.kind != request || header.code != 0 {
+            return pack(Ok((NEXT, Counter::PassProtocol)));
+        }
+        if config.flags & CONFIG_ANSWER_ECHO != 0 {
+            return match echo::<F>(skb, parsed, key) {
+                Ok(code) => pack(Ok((code, Counter::AnswerEcho))),
+                Err(Unwritable) => pack(Err(Counter::DropSilent)),
+            };
+        }
+    }
+    match answer::<F>(skb, parsed, key, Refusal::Unreachable) {
+        Ok(code) => pack(Ok((code, Counter::RefuseProtocol))),
+        Err(unanswered) => unanswered.pack(),
+    }
+}
+
+/// Turns an echo request into its reply and sends it back.
+#[inline(always)]
+fn echo<F: Family>(
+    skb: &mut Skb,
+    parsed: &Parsed,
+    key: &FlowKey<F::Addr>,
+) -> Result<i32, Unwritable> {
+    if F::unanswerable(&key.src) || skb.pkt_type() != PACKET_HOST {
+        return Err(Unwritable);
+    }
+    swap_mac(skb, parsed.l3)?;
+    // Both addresses change places, so no sum over them changes.
+    F::rewrite_header(skb, parsed.l3, &key.dst, &key.src, false).ok_or(Unwritable)?;
+    let [request, reply] = ECHO[usize::from(F::IPV6)];
+    let icmp = skb.view_mut::<Icmp>(parsed.l4).ok_or(Unwritable)?;
+    icmp.kind = reply;
+    let (old, new) = (u16::from_ne_bytes([request, 0]), u16::from_ne_bytes([reply, 0]));
+    let sum = checksum::update(u16::from_ne_bytes(icmp.check), u32::from(old), u32::from(new));
+    icmp.check = sum.to_ne_bytes();
+    Ok(skb.send_back())
+}
+
+/// Refusals by ICMP that one CPU answers in a second, and at once after a pause. RFC 1812 §4.3.2.8
+/// and RFC 4443 §2.4 (f) want a limit; Linux has one of 10,000 a second for the whole host.
+const ANSWERS_PER_SECOND: u64 = 1_000;
+
+/// Takes one of this CPU's answers, if there is one left.
+#[inline(always)]
+fn may_answer() -> bool {
+    let (Some(ptr), Some(config)) = (REFUSALS.get_ptr_mut(0), CONFIG.get(0)) else {
+        return false;
+    };
+    let (hz, now) = (u64::from(config.hz), jiffies());
+    // SAFETY: a per-CPU row, live for the run; programs of one hook do not preempt each other.
+    let allowance = unsafe { &mut *ptr };
+    let full = ANSWERS_PER_SECOND * hz;
+    let idle = now.wrapping_sub(allowance.jiffies);
+    // Each jiffy gives ANSWERS_PER_SECOND, an answer takes HZ.
+    let left = if idle >= hz { full } else { allowance.left + idle * ANSWERS_PER_SECOND };
+    let left = if left > full { full } else { left };
+    allowance.jiffies = now;
+    allowance.left = left;
+    if left < hz {
+        return false;
+    }
+    allowance.left = left - hz;
+    true
 }
 
 #[inline(always)]
@@ -81,7 +214,7 @@ fn answer<F: Family>(
     parsed: &Parsed,
     key: &FlowKey<F::Addr>,
     refusal: Refusal,
-) -> Result<i32, Unwritable> {
+) -> Result<i32, Unanswered> {
     let kind = skb.pkt_type();
     if F::unanswerable(&key.src)
         || kind == PACKET_BROADCAST
@@ -89,12 +222,14 @@ fn answer<F: Family>(
         // Options and extension headers are not copied into answers.
         || parsed.l4 - parsed.l3 != F::HEADER
     {
-        return Err(Unwritable);
+        return Err(Unanswered::Silent);
     }
     if parsed.proto == IPPROTO_TCP && refusal == Refusal::Unreachable {
-        reset::<F>(skb, parsed, key)
+        Ok(reset::<F>(skb, parsed, key)?)
+    } else if may_answer() {
+        Ok(error::<F>(skb, parsed, key, refusal)?)
     } else {
-        error::<F>(skb, parsed, key, refusal)
+        Err(Unanswered::RateLimited)
     }
 }
 
@@ -236,18 +371,20 @@ fn error<F: Family>(
     let mut sum = if F::IPV6 { sum_at::<Ipv6>(skb, l3)? } else { sum_at::<Ipv4>(skb, l3)? };
     // The transport part of the quote. If its checksum is still to be finished, what is finished
     // makes the sum of that part the complement of the value that stands there now.
-    let field = if parsed.proto == IPPROTO_UDP {
-        u16::from_ne_bytes(skb.view::<Udp>(parsed.l4).ok_or(Unwritable)?.check)
-    } else {
-        u16::from_ne_bytes(skb.view::<Tcp>(parsed.l4).ok_or(Unwritable)?.check)
+    let field = match parsed.proto {
+        IPPROTO_UDP => skb.view::<Udp>(parsed.l4).ok_or(Unwritable)?.check,
+        IPPROTO_TCP => skb.view::<Tcp>(parsed.l4).ok_or(Unwritable)?.check,
+        // A sum over no pseudo-header, finished by whoever sent it.
+        _ => [0; 2],
     };
+    let field = u16::from_ne_bytes(field);
     let start = fold(pseudo(addresses, parsed.proto, segment));
-    sum += if field == start {
-        u32::from(!field)
-    } else if parsed.proto == IPPROTO_UDP {
+    sum += if parsed.proto == IPPROTO_TCP && field != start {
+        sum_at::<Tcp>(skb, parsed.l4)?
+    } else if !matches!(parsed.proto, IPPROTO_TCP | IPPROTO_UDP) || field != start {
         sum_at::<Udp>(skb, parsed.l4)?
     } else {
-        sum_at::<Tcp>(skb, parsed.l4)?
+        u32::from(!field)
     };
 
     let icmp_len = size_of::<Icmp>();

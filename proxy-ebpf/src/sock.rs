@@ -10,16 +10,19 @@ use aya_ebpf::{
 };
 use proxy_common::{
     Addr, IPPROTO_TCP, IPPROTO_UDP,
-    config::CONFIG_LOCALHOST_NODE_PORTS,
+    config::{CONFIG_LOCALHOST_NODE_PORTS4, CONFIG_LOCALHOST_NODE_PORTS6},
     counter::Counter,
-    service::{ADDRESS_CLUSTER_IP, ADDRESS_NODE, ADDRESS_RETIRED, BackendRow, ServiceKey},
+    service::{
+        ADDRESS_CLUSTER_IP, ADDRESS_NODE, ADDRESS_RETIRED, AffinityKey, BackendRow, Pool,
+        SERVICE_NODE_ALLOWED, SERVICE_SOURCE_RANGES, ServiceKey, ServiceRow,
+    },
     socket::{SOCKET_FORWARD, SOCKET_REVERSE, SocketKey, SocketRow},
 };
 
 use crate::{
     counters::count,
     family::{Family, V4, V6, words},
-    lb::{self, Choice},
+    lb::{self, Choice, NoBackend},
     maps::CONFIG,
     stack::Aligned,
 };
@@ -214,8 +217,9 @@ struct Show;
 #[inline(always)]
 fn address_flags<F: Family>(addr: &F::Addr) -> u32 {
     if F::loopback(addr) {
-        let on =
-            CONFIG.get(0).is_some_and(|config| config.flags & CONFIG_LOCALHOST_NODE_PORTS != 0);
+        let flag =
+            if F::IPV6 { CONFIG_LOCALHOST_NODE_PORTS6 } else { CONFIG_LOCALHOST_NODE_PORTS4 };
+        let on = CONFIG.get(0).is_some_and(|config| config.flags & flag != 0);
         return if on { ADDRESS_NODE } else { 0 };
     }
     lb::lookup_address::<F>(addr).unwrap_or(0)
@@ -230,27 +234,52 @@ fn decide<F: Family>(
     backend: &mut BackendRow<F::Addr>,
 ) -> Result<Option<Choice>, Counter> {
     let flags = address_flags::<F>(addr);
-    if flags == 0 {
-        return Ok(None);
+    if flags & !ADDRESS_RETIRED == 0 {
+        // Nobody's, or nobody's any more.
+        let unallocated = lb::in_service_cidr::<F>(addr);
+        return if unallocated { Err(Counter::SocketUnallocated) } else { Ok(None) };
     }
     let mut front = Aligned(ServiceKey { addr: *addr, port, proto, reserved: 0 });
-    let Some(service) = lb::lookup_service::<F>(&mut front.0, flags) else {
-        if flags & ADDRESS_CLUSTER_IP != 0 && flags & ADDRESS_RETIRED == 0 {
+    let none = Pool { first: 0, count: 0 };
+    let mut service =
+        Aligned(ServiceRow { service: 0, flags: 0, inside: none, outside: none, affinity: 0 });
+    if !lb::lookup_service::<F>(&mut front.0, flags, &mut service.0) {
+        if flags & ADDRESS_CLUSTER_IP != 0 {
             return Err(Counter::SocketNoPort);
         }
         return Ok(None);
-    };
-    match lb::select::<F>(service, &front.0, true, backend) {
-        Ok(choice) => Ok(Some(choice)),
-        Err(_) => Err(Counter::SocketNoEndpoint),
     }
+    let ranges = service.0.flags & (SERVICE_SOURCE_RANGES | SERVICE_NODE_ALLOWED);
+    if ranges == SERVICE_SOURCE_RANGES {
+        return Err(Counter::SocketSourceRange);
+    }
+    let Some(config) = CONFIG.get(0) else { return Ok(None) };
+    let mut client = Aligned(AffinityKey { client: F::Addr::UNSPECIFIED, service: 0, pool: 0 });
+    match lb::select::<F>(&mut service.0, &front.0, true, &mut client.0, config, backend) {
+        Ok(choice) => {
+            lb::count_new_flow::<F>(&service.0, F::loopback(addr), proto == IPPROTO_UDP);
+            Ok(Some(choice))
+        }
+        Err(NoBackend::Nowhere) => Err(Counter::SocketNoEndpoint),
+        Err(NoBackend::Elsewhere) => Err(Counter::SocketNoLocalEndpoint),
+        Err(NoBackend::Stale) => Err(Counter::SocketStale),
+    }
+}
+
+/// Whether a process is told that nobody listens, or only that it may not: where a packet would be
+/// dropped in silence, the call fails with EPERM, as it does under a netfilter rule that drops.
+#[inline(always)]
+fn refused(counter: Counter) -> bool {
+    matches!(counter, Counter::SocketNoEndpoint | Counter::SocketNoPort | Counter::SocketTableFull)
 }
 
 #[inline(always)]
 fn refuse(counter: Counter) -> i32 {
     count(counter as u32);
-    // SAFETY: a helper call without pointers.
-    unsafe { helpers::bpf_set_retval(-ECONNREFUSED) };
+    if refused(counter) {
+        // SAFETY: a helper call without pointers.
+        unsafe { helpers::bpf_set_retval(-ECONNREFUSED) };
+    }
     DENY
 }
 

@@ -2,21 +2,23 @@
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use proxy_common::{
-    IPPROTO_TCP,
-    config::NodeConfig,
+    IPPROTO_TCP, IPPROTO_UDP,
+    config::{CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, NodeConfig},
     counter::Counter,
-    device::{DEVICE_STACKED, ROLE_UPLINK},
+    device::{DEVICE_PODS, DEVICE_STACKED, ROLE_UPLINK},
     flow::{FLOW_FULL_NAT, FLOW_REVERSE, FlowKey, SIDE_EGRESS, SIDE_INGRESS},
     service::{
-        ADDRESS_CLUSTER_IP, ADDRESS_MASQUERADE, ADDRESS_NODE, ADDRESS_RETIRED, BACKEND_LOCAL,
+        ADDRESS_CLUSTER_IP, ADDRESS_MASQUERADE, ADDRESS_NODE, ADDRESS_RETIRED, BACKEND_HOST,
+        BACKEND_LOCAL, SERVICE_CLUSTER_IP,
     },
 };
 
 use crate::{
+    clock,
     conntrack::{self, Table},
     counters::count,
     family::{Family, V4, V6},
-    lb,
+    lb::{self, Choice, NoBackend},
     maps::{CONFIG, DEVICES, Fib, Scratch},
     nat, owner,
     packet::{Skb, Unwritable},
@@ -26,7 +28,7 @@ use crate::{
 };
 
 /// `PACKET_HOST` of the kernel's if_packet.h: addressed to us on the link.
-const PACKET_HOST: u32 = 0;
+pub const PACKET_HOST: u32 = 0;
 /// What must be linear before parsing: the longest IPv4 header and a TCP header.
 const LINEAR: u32 = 60 + 20;
 
@@ -67,11 +69,11 @@ pub fn egress(skb: &mut Skb, l3: usize) -> i32 {
 }
 
 /// What becomes of a packet of ours: the code to return and what to count. An error drops.
-type Decision = Result<(i32, Counter), Counter>;
+pub type Decision = Result<(i32, Counter), Counter>;
 
 /// A decision in one register, which is what a subprogram can return.
 #[inline(always)]
-fn pack(decision: Decision) -> u64 {
+pub fn pack(decision: Decision) -> u64 {
     let (code, counter) = decision.unwrap_or_else(|counter| (TC_ACT_SHOT, counter));
     u64::from(code as u32) | (u64::from(counter as u32) << 32)
 }
@@ -116,7 +118,7 @@ fn lookup_destination<F: Family>(skb: &mut Skb, l3: usize) -> Option<u32> {
 #[inline(never)]
 fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
     let Some(flags) = lookup_destination::<F>(skb, l3) else {
-        return NEXT;
+        return stranger::<F>(skb, l3);
     };
     let (Some(config), Some(scratch)) = (CONFIG.get(0), F::scratch()) else {
         return NEXT;
@@ -129,9 +131,16 @@ fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
         Ok(parsed) => parsed,
         Err(Unparsed::Malformed) => return conclude(pack(Ok((NEXT, Counter::PassMalformed)))),
         Err(Unparsed::Fragment) => return conclude(pack(Ok((NEXT, Counter::PassFragment)))),
-        Err(Unparsed::Protocol) => return conclude(pack(Ok((NEXT, Counter::PassProtocol)))),
+        Err(Unparsed::Protocol { proto, l4 }) => {
+            if flags & ADDRESS_CLUSTER_IP == 0 || flags & ADDRESS_RETIRED != 0 {
+                return conclude(pack(Ok((NEXT, Counter::PassProtocol))));
+            }
+            let parsed = Parsed { l3, l4, tcp_flags: 0, proto };
+            let packed = refuse::foreign_protocol::<F>(skb, &parsed, &s.key, config);
+            return conclude(packed);
+        }
     };
-    let now = conntrack::now(config);
+    let now = clock::ticks(config);
     if let Some(table) = conntrack::lookup::<F>(s, now) {
         let forward_embryo = table == Table::Embryos && s.row.flags & FLOW_REVERSE == 0;
         if conntrack::valid::<F>(&parsed, &s.row, config, now)
@@ -146,6 +155,47 @@ fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
     settle::<F>(skb, &parsed, &s.key, packed)
 }
 
+/// A packet to an address that is none of ours. One that ClusterIPs are taken from and no Service
+/// has leads nowhere, and must not leave the node by its default route.
+#[inline(always)]
+fn stranger<F: Family>(skb: &Skb, l3: usize) -> i32 {
+    let unallocated = F::destination(skb, l3).is_some_and(lb::in_service_cidr::<F>);
+    if unallocated && for_this_node(skb) {
+        return conclude(pack(Err(Counter::DropUnallocated)));
+    }
+    NEXT
+}
+
+/// Whether a packet that an uplink carries is for this node, by its link-layer address. Behind
+/// other devices are pods, whose packets a bridge may still have to look at.
+#[inline(always)]
+fn for_this_node(skb: &Skb) -> bool {
+    device(skb).0 != ROLE_UPLINK || skb.pkt_type() == PACKET_HOST
+}
+
+/// Role and flags of the device the packet is on.
+#[inline(always)]
+fn device(skb: &Skb) -> (u32, u32) {
+    // SAFETY: the fields are copied before any other map operation.
+    match unsafe { DEVICES.get(skb.ifindex()) } {
+        Some(device) => (device.role, device.flags),
+        None => (ROLE_UPLINK, 0),
+    }
+}
+
+/// Whether the client is a pod of this node, as far as the node can tell.
+#[inline(always)]
+fn from_pod<F: Family>(config: &NodeConfig, role: u32, device_flags: u32, src: &F::Addr) -> bool {
+    if config.flags & CONFIG_PODS_BY_DEVICE != 0 {
+        device_flags & DEVICE_PODS != 0
+    } else {
+        // A pod of another node has such an address too, but comes in by an uplink.
+        config.flags & CONFIG_PODS_BY_SOURCE != 0
+            && role != ROLE_UPLINK
+            && F::within(src, F::pods(config))
+    }
+}
+
 /// See [`ingress_family`].
 #[inline(never)]
 fn egress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
@@ -158,7 +208,7 @@ fn egress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
     let Ok(parsed) = parse::<F>(skb, l3, &mut s.key) else {
         return NEXT;
     };
-    let now = conntrack::now(config);
+    let now = clock::ticks(config);
     match conntrack::lookup::<F>(s, now) {
         Some(table) => {
             conntrack::refresh::<F>(s, &parsed, table, now);
@@ -280,12 +330,8 @@ fn settle<F: Family>(skb: &mut Skb, parsed: &Parsed, key: &FlowKey<F::Addr>, pac
     if packed as u32 & 0xffff_0000 != REFUSE {
         return conclude(packed);
     }
-    let code = refuse::refuse::<F>(skb, parsed, key, packed as u32 & 0xffff);
-    if code < 0 {
-        return conclude(pack(Err(Counter::DropSilent)));
-    }
-    count((packed >> 32) as u32);
-    code
+    let counter = (packed >> 32) as u32;
+    conclude(refuse::refuse::<F>(skb, parsed, key, packed as u32 & 0xffff, counter))
 }
 
 /// A packet of no known flow. A function of its own for its stack frame; the result is packed
@@ -318,17 +364,21 @@ fn unknown<F: Family>(
     s.front.port = s.key.dport;
     s.front.proto = s.key.proto;
     s.front.reserved = 0;
-    let Some(service) = lb::lookup_service::<F>(&mut s.front, flags) else {
-        if flags & ADDRESS_CLUSTER_IP != 0 && flags & ADDRESS_RETIRED == 0 {
+    if !lb::lookup_service::<F>(&mut s.front, flags, &mut s.service) {
+        if flags & ADDRESS_RETIRED != 0 {
+            let unallocated = lb::in_service_cidr::<F>(&s.key.dst) && for_this_node(skb);
+            return if unallocated {
+                Err(Counter::DropUnallocated)
+            } else {
+                Ok((NEXT, Counter::PassNoService))
+            };
+        }
+        if flags & ADDRESS_CLUSTER_IP != 0 {
             return refuse(Refusal::Unreachable, Counter::RefuseNoPort);
         }
         return Ok((NEXT, Counter::PassNoService));
-    };
-    // SAFETY: the fields are copied before any other map operation.
-    let (role, device_flags) = match unsafe { DEVICES.get(skb.ifindex()) } {
-        Some(device) => (device.role, device.flags),
-        None => (ROLE_UPLINK, 0),
-    };
+    }
+    let (role, device_flags) = device(skb);
     if role == ROLE_UPLINK && skb.pkt_type() != PACKET_HOST {
         return Ok((NEXT, Counter::PassOtherHost));
     }
@@ -342,19 +392,25 @@ fn unknown<F: Family>(
     if !parsed.opens() {
         return refuse(Refusal::Unreachable, Counter::RefuseNoFlow);
     }
-    let inside = role != ROLE_UPLINK;
-    let choice = match lb::select::<F>(service, &s.front, inside, &mut s.backend) {
-        Ok(choice) => choice,
-        Err(Counter::RefuseNoEndpoint) => {
-            let counter = Counter::RefuseNoEndpoint;
-            return refuse(Refusal::Unreachable, counter);
-        }
-        Err(counter) => return Err(counter),
+    if !lb::source_allowed::<F>(&s.service, &s.key.src, &mut s.source) {
+        return Err(Counter::DropSourceRange);
+    }
+    let inside = from_pod::<F>(config, role, device_flags, &s.key.src);
+    let choice = match choose::<F>(inside, config) {
+        CHOICE_NOWHERE => return refuse(Refusal::Unreachable, Counter::RefuseNoEndpoint),
+        CHOICE_ELSEWHERE => return Err(Counter::DropNoLocalEndpoint),
+        CHOICE_STALE => return Err(Counter::DropStale),
+        id => Choice { id: id as u32, service: s.service.service },
     };
+    lb::count_new_flow::<F>(&s.service, false, parsed.proto == IPPROTO_UDP);
     let local = s.backend.flags & BACKEND_LOCAL != 0;
     let hairpin = s.backend.addr == s.key.src;
     // A client behind an uplink and a backend elsewhere: the reply would not come back here.
-    if !hairpin && (inside || local) && conntrack::create_dnat::<F>(s, choice, now)? {
+    let away = role == ROLE_UPLINK && !local;
+    let forced = config.flags & CONFIG_MASQUERADE_ALL != 0
+        && s.service.flags & SERVICE_CLUSTER_IP != 0
+        && s.backend.flags & BACKEND_HOST == 0;
+    if !hairpin && !away && !forced && conntrack::create_dnat::<F>(s, choice, now)? {
         nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, false)
             .map_err(|Unwritable| Counter::DropRewrite)?;
         return Ok((NEXT, Counter::NewFlow));
@@ -371,6 +427,28 @@ fn unknown<F: Family>(
     nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, true)
         .map_err(|Unwritable| Counter::DropRewrite)?;
     Ok((route::redirect(&s.fib, &mut s.hop), Counter::NewFlow))
+}
+
+/// [`NoBackend`] as what [`choose`] returns; ids of backends are smaller.
+const CHOICE_NOWHERE: u64 = (NoBackend::Nowhere as u64) << 32;
+const CHOICE_ELSEWHERE: u64 = (NoBackend::Elsewhere as u64) << 32;
+const CHOICE_STALE: u64 = (NoBackend::Stale as u64) << 32;
+
+/// Chooses a backend for the packet in working memory: its id, or one of the constants above. A
+/// function of its own for its stack frame.
+#[inline(never)]
+fn choose<F: Family>(inside: bool, config: &NodeConfig) -> u64 {
+    let Some(scratch) = F::scratch() else {
+        return CHOICE_STALE;
+    };
+    // SAFETY: working memory of this CPU; the caller has handed it over.
+    let s = unsafe { &mut *scratch };
+    s.affinity.client = s.key.src;
+    match lb::select::<F>(&mut s.service, &s.front, inside, &mut s.affinity, config, &mut s.backend)
+    {
+        Ok(choice) => u64::from(choice.id),
+        Err(no_backend) => (no_backend as u64) << 32,
+    }
 }
 
 /// Whether this packet was translated on a device below this one: the reply to it is known here.

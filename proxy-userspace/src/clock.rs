@@ -73,10 +73,19 @@ impl Clock {
         tick_shift(self.hz)
     }
 
+    fn jiffies_at(&self, monotonic_ns: u64) -> u64 {
+        let elapsed = i128::from(monotonic_ns) * i128::from(self.hz) / 1_000_000_000;
+        (elapsed + self.offset) as u64
+    }
+
+    /// `jiffies64` of now.
+    pub fn jiffies(&self) -> u64 {
+        self.jiffies_at(monotonic_ns())
+    }
+
     /// The tick at a monotonic time.
     pub fn tick(&self, monotonic_ns: u64) -> u32 {
-        let jiffies = i128::from(monotonic_ns) * i128::from(self.hz) / 1_000_000_000 + self.offset;
-        ((jiffies as u64) >> self.shift()) as u32
+        (self.jiffies_at(monotonic_ns) >> self.shift()) as u32
     }
 
     /// The tick of now.

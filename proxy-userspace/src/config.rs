@@ -9,6 +9,7 @@ use crate::{
         layout::Sizes,
     },
     net::UplinkPatterns,
+    settings::{Behaviour, Settings},
     telemetry::Log,
 };
 
@@ -38,8 +39,10 @@ pub struct Config {
     pub sizes: Sizes,
     /// How to attach.
     pub tc: TcMode,
-    /// NodePorts on loopback addresses.
-    pub localhost_nodeports: bool,
+    /// What the planner is told.
+    pub settings: Settings,
+    /// What the programs are told.
+    pub behaviour: Behaviour,
     /// Address of the health server.
     pub healthz: SocketAddr,
     /// Address of the metrics server.
@@ -156,7 +159,8 @@ impl Config {
             uplinks: UplinkPatterns::new(devices),
             sizes,
             tc,
-            localhost_nodeports: run.localhost_nodeports,
+            settings: Settings::default(),
+            behaviour: Behaviour { loopback: [run.localhost_nodeports; 2], ..Behaviour::default() },
             healthz,
             metrics,
         };

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    net::IpAddr,
     ops::RangeInclusive,
     sync::Arc,
     time::Duration,
@@ -11,8 +10,12 @@ use std::{
 use anyhow::{Context as _, Result};
 use proxy_common::{
     ABI_VERSION,
-    config::{CONFIG_LOCALHOST_NODE_PORTS, NodeConfig},
-    device::{DeviceRow, ROLE_UPLINK},
+    config::{
+        CONFIG_ANSWER_ECHO, CONFIG_LOCALHOST_NODE_PORTS4, CONFIG_LOCALHOST_NODE_PORTS6,
+        CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, NodeConfig,
+    },
+    device::{DEVICE_PODS, DeviceRow, ROLE_UPLINK},
+    service::Network as Prefix,
 };
 use tokio::sync::watch;
 
@@ -24,9 +27,11 @@ use crate::{
         pins::Pins,
         sys,
     },
+    family::{Family, V4, V6},
     health::Health,
-    model::{Node, NodeAddresses},
+    model::{self, Node, NodeAddresses},
     net::{Network, Watcher},
+    settings::{Behaviour, Detector},
 };
 
 /// Pause after the network could not be read.
@@ -79,14 +84,15 @@ impl Follower {
         })
     }
 
-    /// Serves the devices of `network`; `node` are the Node's addresses.
+    /// Serves the devices of `network`, with what is known of the Node.
     pub fn apply(
         &mut self,
         attacher: &mut Attacher,
         network: &Network,
-        node: &[IpAddr],
+        node: Option<&Node>,
     ) -> Result<()> {
         self.write_config(network, node)?;
+        let node = node.map(|n| n.addresses.as_slice()).unwrap_or_default();
         let gone: Vec<u32> =
             self.attached.keys().filter(|i| !network.devices.contains_key(i)).copied().collect();
         for ifindex in gone {
@@ -102,6 +108,9 @@ impl Follower {
         for device in network.devices.values().filter(|d| !d.loopback) {
             let uplink = device.is_uplink(&self.config.uplinks, node);
             let (target, mut row) = (device.target(), device.row(uplink));
+            if self.config.behaviour.detector.takes_device(&device.name, uplink) {
+                row.flags |= DEVICE_PODS;
+            }
             if let Some(old) = self.inherited.as_ref().and_then(|i| i.devices.get(&device.ifindex))
             {
                 row = *old;
@@ -150,10 +159,18 @@ impl Follower {
         Ok(())
     }
 
-    fn write_config(&self, network: &Network, node: &[IpAddr]) -> Result<()> {
-        let (v4, v6) = network.masquerade(&self.config.uplinks, node);
+    fn write_config(&self, network: &Network, node: Option<&Node>) -> Result<()> {
+        let addresses = node.map(|n| n.addresses.as_slice()).unwrap_or_default();
+        let (v4, v6) = network.masquerade(&self.config.uplinks, addresses);
         let ports = snat_ports(ephemeral_ports());
-        let flags = if self.config.localhost_nodeports { CONFIG_LOCALHOST_NODE_PORTS } else { 0 };
+        let behaviour = &self.config.behaviour;
+        let pods = match &behaviour.detector {
+            Detector::ClusterCidr(prefixes) => prefixes.as_slice(),
+            Detector::NodeCidr => node.map(|n| n.pod_cidrs.as_slice()).unwrap_or_default(),
+            _ => &[],
+        };
+        let (pods4, pods6) = (network_row::<V4>(pods), network_row::<V6>(pods));
+        let flags = flags(behaviour);
         let row = NodeConfig {
             host_netns: sys::netns_cookie()
                 .context("read the network namespace's cookie (kernel 5.14)")?,
@@ -165,18 +182,47 @@ impl Follower {
             snat_last: *ports.end(),
             masquerade4: v4.map_or([0; 4], |ip| ip.octets()),
             masquerade6: v6.map_or([0; 16], |ip| ip.octets()),
+            pods4: pods4.unwrap_or(Prefix { addr: [0; 4], mask: [0; 4] }),
+            pods6: pods6.unwrap_or(Prefix { addr: [0; 16], mask: [0; 16] }),
             timeouts: self.clock.timeouts(),
         };
         let row = match &self.inherited {
             Some(Inherited { config, .. }) if config.abi == ABI_VERSION => NodeConfig {
                 masquerade4: config.masquerade4,
                 masquerade6: config.masquerade6,
+                pods4: config.pods4,
+                pods6: config.pods6,
                 ..row
             },
             _ => row,
         };
         self.pins.set_config(&row).context("write the row of CONFIG")
     }
+}
+
+/// The first network of a family; every further one is none of kube-proxy's either.
+fn network_row<F: Family>(prefixes: &[model::Prefix]) -> Option<Prefix<F::Addr>> {
+    prefixes.iter().find_map(|prefix| {
+        let (addr, mask) = (F::addr(prefix.addr())?, F::addr(prefix.mask())?);
+        Some(Prefix { addr, mask })
+    })
+}
+
+fn flags(behaviour: &Behaviour) -> u32 {
+    let detector = match &behaviour.detector {
+        Detector::ClusterCidr(_) | Detector::NodeCidr => CONFIG_PODS_BY_SOURCE,
+        Detector::Nobody => 0,
+        Detector::Devices | Detector::Bridge(_) | Detector::InterfacePrefix(_) => {
+            CONFIG_PODS_BY_DEVICE
+        }
+    };
+    let options = [
+        (behaviour.loopback[0], CONFIG_LOCALHOST_NODE_PORTS4),
+        (behaviour.loopback[1], CONFIG_LOCALHOST_NODE_PORTS6),
+        (behaviour.masquerade_all, CONFIG_MASQUERADE_ALL),
+        (behaviour.answer_echo, CONFIG_ANSWER_ECHO),
+    ];
+    options.iter().filter(|(on, _)| *on).fold(detector, |flags, (_, flag)| flags | flag)
 }
 
 /// The kernel's ports for outgoing connections.
@@ -248,9 +294,8 @@ pub async fn follow(
                 }
             }
         };
-        let node: Vec<IpAddr> =
-            node.borrow_and_update().as_ref().map(|n| n.addresses.clone()).unwrap_or_default();
-        tokio::task::block_in_place(|| follower.apply(attacher, &network, &node))?;
+        let node: Option<Node> = node.borrow_and_update().clone();
+        tokio::task::block_in_place(|| follower.apply(attacher, &network, node.as_ref()))?;
         if follower.inherited.is_some() {
             continue;
         }

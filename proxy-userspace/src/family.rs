@@ -18,6 +18,8 @@ pub trait Family: 'static {
     const BACKENDS: &'static str;
     /// Name of its `SLOTS` map.
     const SLOTS: &'static str;
+    /// Name of its `SOURCES` map.
+    const SOURCES: &'static str;
     /// Whether it is IPv4.
     const IPV4: bool;
 
@@ -44,6 +46,7 @@ impl Family for V4 {
     const ADDRESSES: &'static str = "ADDRESSES4";
     const BACKENDS: &'static str = "BACKENDS4";
     const SLOTS: &'static str = "SLOTS4";
+    const SOURCES: &'static str = "SOURCES4";
     const IPV4: bool = true;
 
     fn op(op: FamilyOp<[u8; 4]>) -> Op {
@@ -69,6 +72,7 @@ impl Family for V6 {
     const ADDRESSES: &'static str = "ADDRESSES6";
     const BACKENDS: &'static str = "BACKENDS6";
     const SLOTS: &'static str = "SLOTS6";
+    const SOURCES: &'static str = "SOURCES6";
     const IPV4: bool = false;
 
     fn op(op: FamilyOp<[u8; 16]>) -> Op {

@@ -4,7 +4,7 @@
 //! nothing else.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     io,
     net::IpAddr,
     os::fd::{AsFd, OwnedFd},
@@ -14,11 +14,16 @@ use std::{
 use proxy_common::{
     Row,
     flow::{FLOW_REVERSE, FlowKey, FlowRow, Timeouts},
+    service::{AffinityKey, AffinityRow, ServiceKey, ServiceRow},
 };
 
 use crate::{
-    datapath::{pins::Pins, sys},
-    family::Family,
+    clock::Clock,
+    datapath::{
+        pins::{FamilyMaps, Pins},
+        sys,
+    },
+    family::{Family, V4, V6},
 };
 
 /// Between sweeps. The shortest timeout is 10 s.
@@ -34,10 +39,12 @@ pub struct Sweep {
     pub flows: [u64; 2],
     /// Rows in `EMBRYOS4` and `EMBRYOS6`.
     pub embryos: [u64; 2],
-    /// Rows deleted.
-    pub deleted: u64,
-    /// How long it took.
-    pub duration: Duration,
+    /// Rows in `AFFINITY4` and `AFFINITY6`.
+    pub affinity: [u64; 2],
+    /// Flow rows deleted, by family.
+    pub deleted: [u64; 2],
+    /// How long each family took.
+    pub duration: [Duration; 2],
     /// Front-end addresses of live flows.
     pub front_addresses: HashSet<IpAddr>,
 }
@@ -89,20 +96,65 @@ where
         }
     }
     sys::delete_batch(map.as_fd(), &gone)?;
-    sweep.deleted += gone.len() as u64;
+    sweep.deleted[usize::from(!F::IPV4)] += gone.len() as u64;
     Ok(seen - gone.len() as u64)
 }
 
-/// Sweeps all four tables.
-pub fn sweep(pins: &Pins, timeouts: &Timeouts, now: u32) -> io::Result<Sweep> {
-    use crate::family::{V4, V6};
+/// Deletes records of session affinity that no longer hold, and those of Services that no longer
+/// want any. The kernel evicts the least used ones by itself when there are too many.
+fn sweep_affinity<F: Family>(maps: &FamilyMaps, hz: u32, now: u32) -> io::Result<u64>
+where
+    AffinityKey<F::Addr>: Row,
+    ServiceKey<F::Addr>: Row,
+{
+    let mut records = Vec::new();
+    sys::for_each_chunk(
+        maps.affinity.as_fd(),
+        CHUNK,
+        |rows: &[(AffinityKey<F::Addr>, AffinityRow)]| records.extend_from_slice(rows),
+    )?;
+    if records.is_empty() {
+        return Ok(0);
+    }
+    let mut seconds = HashMap::new();
+    sys::for_each_chunk(
+        maps.services.as_fd(),
+        CHUNK,
+        |rows: &[(ServiceKey<F::Addr>, ServiceRow)]| {
+            seconds.extend(rows.iter().map(|(_, row)| (row.service, row.affinity)));
+        },
+    )?;
+    let holds = |(key, row): &(AffinityKey<F::Addr>, AffinityRow)| {
+        let seconds = seconds.get(&key.service).copied().unwrap_or(0);
+        seconds > 0 && row.holds(now, seconds, hz)
+    };
+    let old: Vec<AffinityKey<F::Addr>> =
+        records.iter().filter(|record| !holds(record)).map(|(key, _)| *key).collect();
+    sys::delete_batch(maps.affinity.as_fd(), &old)?;
+    Ok((records.len() - old.len()) as u64)
+}
+
+fn sweep_family<F: Family>(maps: &FamilyMaps, clock: &Clock, sweep: &mut Sweep) -> io::Result<()>
+where
+    FlowKey<F::Addr>: Row,
+    FlowRow<F::Addr>: Row,
+    AffinityKey<F::Addr>: Row,
+    ServiceKey<F::Addr>: Row,
+{
     let start = Instant::now();
+    let (timeouts, now, i) = (clock.timeouts(), clock.now(), usize::from(!F::IPV4));
+    sweep.flows[i] = sweep_table::<F>(&maps.flows, &timeouts, now, sweep)?;
+    sweep.embryos[i] = sweep_table::<F>(&maps.embryos, &timeouts, now, sweep)?;
+    sweep.affinity[i] = sweep_affinity::<F>(maps, clock.hz, clock.jiffies() as u32)?;
+    sweep.duration[i] = start.elapsed();
+    Ok(())
+}
+
+/// Sweeps the tables of both families.
+pub fn sweep(pins: &Pins, clock: &Clock) -> io::Result<Sweep> {
     let mut sweep = Sweep::default();
-    sweep.flows[0] = sweep_table::<V4>(&pins.v4.flows, timeouts, now, &mut sweep)?;
-    sweep.flows[1] = sweep_table::<V6>(&pins.v6.flows, timeouts, now, &mut sweep)?;
-    sweep.embryos[0] = sweep_table::<V4>(&pins.v4.embryos, timeouts, now, &mut sweep)?;
-    sweep.embryos[1] = sweep_table::<V6>(&pins.v6.embryos, timeouts, now, &mut sweep)?;
-    sweep.duration = start.elapsed();
+    sweep_family::<V4>(&pins.v4, clock, &mut sweep)?;
+    sweep_family::<V6>(&pins.v6, clock, &mut sweep)?;
     Ok(sweep)
 }
 

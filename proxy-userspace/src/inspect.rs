@@ -99,8 +99,9 @@ mod sample {
         IPPROTO_TCP, IPPROTO_UDP,
         service::{
             AddressRow, BACKEND_ACTIVE, BACKEND_DRAINING, BACKEND_GONE, BACKEND_HOST,
-            BACKEND_LOCAL, BackendRow, NameRow, Pool, SERVICE_CLUSTER_IP, SERVICE_LOAD_BALANCER,
-            SERVICE_NODE_PORT, ServiceRow,
+            BACKEND_LOCAL, BackendRow, NameRow, Pool, SERVICE_CLUSTER_IP, SERVICE_ELSEWHERE,
+            SERVICE_LOAD_BALANCER, SERVICE_NODE_PORT, SERVICE_OUTSIDE_LOCAL, SERVICE_SOURCE_RANGES,
+            ServiceRow,
         },
     };
 
@@ -136,10 +137,15 @@ mod sample {
         v4.slots.extend([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (16, 5)]);
         let inside = Pool { first: 0, count: 5 };
         let outside = Pool { first: 16, count: 1 };
-        let row = |flags, outside| ServiceRow { service: 7, flags, inside, outside };
+        let row = |flags, outside| ServiceRow { service: 7, flags, inside, outside, affinity: 0 };
+        let local = SERVICE_OUTSIDE_LOCAL | SERVICE_ELSEWHERE;
+        v4.sources.insert((7, 24, [203, 0, 113, 0]));
         v4.services.insert(([10, 96, 0, 10], 80, IPPROTO_TCP), row(SERVICE_CLUSTER_IP, inside));
-        v4.services.insert(([10, 8, 0, 10], 80, IPPROTO_TCP), row(SERVICE_LOAD_BALANCER, outside));
-        v4.services.insert(([0; 4], 30080, IPPROTO_TCP), row(SERVICE_NODE_PORT, outside));
+        v4.services.insert(
+            ([10, 8, 0, 10], 80, IPPROTO_TCP),
+            row(SERVICE_LOAD_BALANCER | SERVICE_SOURCE_RANGES | local, outside),
+        );
+        v4.services.insert(([0; 4], 30080, IPPROTO_TCP), row(SERVICE_NODE_PORT | local, outside));
         v4.addresses.insert([10, 96, 0, 10], AddressRow { flags: 0 });
         let none = Pool { first: 0, count: 0 };
         let v6 = &mut snapshot.v6;
@@ -147,7 +153,13 @@ mod sample {
         (vip[0], vip[15]) = (0xfd, 0x0a);
         v6.services.insert(
             (vip, 53, IPPROTO_UDP),
-            ServiceRow { service: 9, flags: SERVICE_CLUSTER_IP, inside: none, outside: none },
+            ServiceRow {
+                service: 9,
+                flags: SERVICE_CLUSTER_IP,
+                inside: none,
+                outside: none,
+                affinity: 10_800,
+            },
         );
         snapshot
     }

@@ -21,6 +21,7 @@ pub mod net;
 pub mod plan;
 pub mod reconcile;
 pub mod run;
+pub mod settings;
 pub mod source;
 pub mod supervise;
 pub mod telemetry;

@@ -3,11 +3,14 @@
 //! To add a metric: a field in [`Inner`], made in [`Metrics::new`], set where the thing happens or,
 //! if it is read from elsewhere, in [`Metrics::render`]; and a line in the test.
 
+mod make;
+
 use std::{
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
@@ -18,17 +21,19 @@ use axum::{
     routing::get,
 };
 use prometheus::{
-    Encoder as _, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+    Encoder as _, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Registry, TextEncoder,
 };
-use proxy_common::counter::Counter;
+use proxy_common::counter::{Counter, FrontEnd, new_flows};
+
+use self::make::Maker;
 
 use crate::{
     datapath::{layout::Sizes, pins::Pins},
     gc::Sweep,
     health::Health,
     http,
-    reconcile::{self, SharedStatus, Status, SyncObserver},
+    reconcile::{self, Observation, Observer, SharedStatus, Status},
     source::kube,
 };
 
@@ -38,8 +43,8 @@ const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 pub trait Tables: Send + Sync {
     /// Capacities.
     fn sizes(&self) -> Sizes;
-    /// A counter of the packet path.
-    fn counter(&self, counter: Counter) -> io::Result<u64>;
+    /// A row of `COUNTERS`.
+    fn counter(&self, row: u32) -> io::Result<u64>;
 }
 
 impl Tables for Pins {
@@ -47,8 +52,8 @@ impl Tables for Pins {
         self.sizes
     }
 
-    fn counter(&self, counter: Counter) -> io::Result<u64> {
-        self.counter(counter)
+    fn counter(&self, row: u32) -> io::Result<u64> {
+        self.counter_row(row)
     }
 }
 
@@ -67,18 +72,21 @@ struct Inner {
     sync_partial: HistogramVec,
     timestamps: GaugeVec,
     queued: GaugeVec,
+    programming: HistogramVec,
+    no_local: IntGaugeVec,
     packets: IntCounterVec,
+    new_flows: IntCounterVec,
     entries: IntGaugeVec,
     capacity: IntGaugeVec,
-    sweep: Histogram,
-    swept: IntCounter,
+    sweep: HistogramVec,
+    swept: IntCounterVec,
     healthz: IntCounterVec,
     livez: IntCounterVec,
     changes_total: [IntCounter; 2],
     pending: [IntGauge; 2],
     failures: IntCounter,
     requests: IntCounterVec,
-    findings: IntGauge,
+    findings: IntGaugeVec,
 }
 
 /// Adds what `total` is ahead of the counter.
@@ -89,48 +97,6 @@ fn raise(counter: &IntCounter, total: u64) {
 fn unix(at: Instant) -> f64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     (now.saturating_sub(at.elapsed())).as_secs_f64()
-}
-
-/// Registers as it makes.
-struct Maker<'a>(&'a Registry);
-
-impl Maker<'_> {
-    fn add<C: Collector + Clone + 'static>(&self, collector: C) -> prometheus::Result<C> {
-        self.0.register(Box::new(collector.clone()))?;
-        Ok(collector)
-    }
-
-    fn counter(&self, name: &str, help: &str) -> prometheus::Result<IntCounter> {
-        self.add(IntCounter::new(name, help)?)
-    }
-
-    fn counters(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-    ) -> prometheus::Result<IntCounterVec> {
-        self.add(IntCounterVec::new(Opts::new(name, help), labels)?)
-    }
-
-    fn gauge(&self, name: &str, help: &str) -> prometheus::Result<IntGauge> {
-        self.add(IntGauge::new(name, help)?)
-    }
-
-    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> prometheus::Result<IntGaugeVec> {
-        self.add(IntGaugeVec::new(Opts::new(name, help), labels)?)
-    }
-
-    fn times(&self, name: &str, help: &str) -> prometheus::Result<GaugeVec> {
-        self.add(GaugeVec::new(Opts::new(name, help), &["ip_family"])?)
-    }
-
-    /// kube-proxy's buckets: 0.001 s doubled fourteen times.
-    fn syncs(&self, name: &str, help: &str) -> prometheus::Result<HistogramVec> {
-        let buckets = prometheus::exponential_buckets(0.001, 2.0, 15)?;
-        let options = HistogramOpts::new(name, help).buckets(buckets);
-        self.add(HistogramVec::new(options, &["ip_family"])?)
-    }
 }
 
 impl Metrics {
@@ -167,6 +133,15 @@ impl Metrics {
                 "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
                 "Time of the last change that came.",
             )?,
+            programming: make.programming(
+                "kubeproxy_network_programming_duration_seconds",
+                "From a change of endpoints, as their EndpointSlice tells it, to its being programmed.",
+            )?,
+            no_local: make.gauges(
+                "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+                "Service ports that have endpoints, but none where their traffic policy wants one.",
+                &["traffic_policy", "ip_family"],
+            )?,
             packets: make.counters(
                 "weir_datapath_packets_total",
                 "Packets and socket calls decided by the kernel programs; what is none of ours is not counted.",
@@ -174,14 +149,20 @@ impl Metrics {
             )?,
             entries: make.gauges("weir_table_entries", "Rows in use.", &["table"])?,
             capacity: make.gauges("weir_table_capacity", "Rows there are.", &["table"])?,
-            sweep: make.add(Histogram::with_opts(
-                HistogramOpts::new(
-                    "weir_flow_sweep_duration_seconds",
-                    "Duration of one pass over the flow tables.",
-                )
-                .buckets(prometheus::exponential_buckets(0.001, 2.0, 15)?),
-            )?)?,
-            swept: make.counter("weir_flow_sweep_deleted_total", "Flow rows deleted as expired.")?,
+            new_flows: make.counters(
+                "weir_datapath_new_flows_total",
+                "New flows and connected sockets, by what they were addressed to.",
+                &["frontend", "ip_family", "protocol"],
+            )?,
+            sweep: make.syncs(
+                "kubeproxy_conntrack_reconciler_sync_duration_seconds",
+                "Duration of one pass over the flow tables.",
+            )?,
+            swept: make.counters(
+                "kubeproxy_conntrack_reconciler_deleted_entries_total",
+                "Flow rows deleted by those passes.",
+                &["ip_family"],
+            )?,
             healthz: make.counters(
                 "kubeproxy_proxy_healthz_total",
                 "Answers of /healthz.",
@@ -214,7 +195,11 @@ impl Metrics {
                 "Requests to the API server: lists that came whole, and lists and watches that failed.",
                 &["code", "method", "host"],
             )?,
-            findings: make.gauge("weir_findings", "Values in objects that cannot be used.")?,
+            findings: make.gauges(
+                "weir_findings",
+                "Values in objects that cannot be used or programmed.",
+                &["kind", "reason"],
+            )?,
             registry: registry.clone(),
             status,
             tables,
@@ -225,14 +210,20 @@ impl Metrics {
     }
 
     /// For the reconciler.
-    pub fn sync_observer(&self) -> SyncObserver {
+    pub fn observer(&self) -> Observer {
         let inner = Arc::clone(&self.0);
-        Box::new(move |duration: Duration, full: bool| {
-            for family in FAMILIES {
-                let seconds = duration.as_secs_f64();
-                inner.sync.with_label_values(&[family]).observe(seconds);
-                let kind = if full { &inner.sync_full } else { &inner.sync_partial };
-                kind.with_label_values(&[family]).observe(seconds);
+        Box::new(move |observation| match observation {
+            Observation::Sync { duration, full } => {
+                for family in FAMILIES {
+                    let seconds = duration.as_secs_f64();
+                    inner.sync.with_label_values(&[family]).observe(seconds);
+                    let kind = if full { &inner.sync_full } else { &inner.sync_partial };
+                    kind.with_label_values(&[family]).observe(seconds);
+                }
+            }
+            Observation::Programmed { ipv4, latency } => {
+                let family = FAMILIES[usize::from(!ipv4)];
+                inner.programming.with_label_values(&[family]).observe(latency.as_secs_f64());
             }
         })
     }
@@ -240,10 +231,15 @@ impl Metrics {
     /// For flow expiry.
     pub fn swept(&self, sweep: &Sweep) {
         let inner = &self.0;
-        inner.sweep.observe(sweep.duration.as_secs_f64());
-        inner.swept.inc_by(sweep.deleted);
         for (i, number) in [4, 6].into_iter().enumerate() {
-            for (table, rows) in [("FLOWS", sweep.flows[i]), ("EMBRYOS", sweep.embryos[i])] {
+            let family = &[FAMILIES[i]];
+            inner.sweep.with_label_values(family).observe(sweep.duration[i].as_secs_f64());
+            inner.swept.with_label_values(family).inc_by(sweep.deleted[i]);
+            for (table, rows) in [
+                ("FLOWS", sweep.flows[i]),
+                ("EMBRYOS", sweep.embryos[i]),
+                ("AFFINITY", sweep.affinity[i]),
+            ] {
                 inner.entries.with_label_values(&[&format!("{table}{number}")]).set(rows as i64);
             }
         }
@@ -257,9 +253,10 @@ impl Metrics {
         inner.take_tables(&status);
         for &counter in Counter::ALL {
             let labels = [counter.hook(), counter.verdict(), counter.reason()];
-            let total = inner.tables.counter(counter).context("read COUNTERS")?;
+            let total = inner.tables.counter(counter as u32).context("read COUNTERS")?;
             raise(&inner.packets.with_label_values(&labels), total);
         }
+        inner.take_new_flows().context("read COUNTERS")?;
         for (counters, answers) in [
             (&inner.healthz, inner.health.healthz_answers()),
             (&inner.livez, inner.health.livez_answers()),
@@ -278,6 +275,19 @@ impl Metrics {
 }
 
 impl Inner {
+    fn take_new_flows(&self) -> io::Result<()> {
+        for front in FrontEnd::ALL {
+            for (ipv6, family) in [(false, FAMILIES[0]), (true, FAMILIES[1])] {
+                for (udp, protocol) in [(false, "TCP"), (true, "UDP")] {
+                    let total = self.tables.counter(new_flows(front, ipv6, udp))?;
+                    let labels = [front.label(), family, protocol];
+                    raise(&self.new_flows.with_label_values(&labels), total);
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn take_changes(&self, status: &Status) {
         // kube-proxy has a tracker for each family, and both count each Service event.
         raise(&self.changes_total[0], status.service_changes * FAMILIES.len() as u64);
@@ -285,7 +295,20 @@ impl Inner {
         self.pending[0].set(status.pending_services as i64);
         self.pending[1].set(status.pending_slices as i64);
         raise(&self.failures, status.failures);
-        self.findings.set(status.findings.len() as i64);
+        let mut findings: BTreeMap<(&str, &str), i64> = BTreeMap::new();
+        for finding in &status.findings {
+            *findings.entry((finding.kind, finding.reason)).or_default() += 1;
+        }
+        self.findings.reset();
+        for ((kind, reason), count) in findings {
+            self.findings.with_label_values(&[kind, reason]).set(count);
+        }
+        for (i, family) in FAMILIES.into_iter().enumerate() {
+            for (j, policy) in ["internal", "external"].into_iter().enumerate() {
+                let count = status.usage.no_local[i][j];
+                self.no_local.with_label_values(&[policy, family]).set(count.into());
+            }
+        }
         for family in FAMILIES {
             if let Some(at) = status.last_success {
                 self.timestamps.with_label_values(&[family]).set(unix(at));
@@ -305,6 +328,7 @@ impl Inner {
                 ("SERVICES", usage.fronts[i]),
                 ("BACKENDS", usage.backends[i]),
                 ("SLOTS", usage.slots[i]),
+                ("SOURCES", usage.sources[i]),
             ] {
                 self.entries.with_label_values(&[&format!("{table}{number}")]).set(rows.into());
             }
@@ -313,6 +337,8 @@ impl Inner {
                 ("SERVICES", sizes.services),
                 ("BACKENDS", sizes.services),
                 ("SLOTS", sizes.slots),
+                ("SOURCES", sizes.services),
+                ("AFFINITY", sizes.affinity),
                 ("FLOWS", sizes.flows),
                 ("EMBRYOS", sizes.embryos),
             ] {

@@ -1,11 +1,18 @@
 //! Services, endpoints and the node as Weir sees them. No Kubernetes types past this module's
 //! [`convert`].
 
-use std::{collections::BTreeMap, fmt, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+};
 
 pub use crate::source::ObjectKey;
 
+pub use prefix::Prefix;
+
 pub mod convert;
+mod prefix;
 
 /// A transport protocol Weir can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,6 +78,47 @@ pub struct Service {
     pub load_balancer_ips: Vec<IpAddr>,
     /// Ports.
     pub ports: Vec<ServicePort>,
+    /// `type: LoadBalancer`.
+    pub load_balancer: bool,
+    /// `internalTrafficPolicy: Local`.
+    pub internal_local: bool,
+    /// `externalTrafficPolicy: Local`, of a type for which it counts.
+    pub external_local: bool,
+    /// Port of its health check, if it must have one.
+    pub health_check_port: Option<u16>,
+    /// Session affinity by client address: its timeout in seconds.
+    pub affinity: Option<u32>,
+    /// Who may use the LoadBalancer addresses.
+    pub sources: Sources,
+}
+
+/// `loadBalancerSourceRanges`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Sources {
+    /// The list is empty.
+    #[default]
+    Any,
+    /// What could be read of it, in both families.
+    Ranges(Vec<Prefix>),
+    /// It says something, and nothing of it can be read: nobody, since a list that meant to shut
+    /// somebody out must not let everybody in.
+    Nobody,
+}
+
+impl Sources {
+    /// The ranges of one family; `None`: everybody. A family without ranges of its own is open.
+    pub fn of_family(&self, ipv4: bool) -> Option<Vec<Prefix>> {
+        match self {
+            Self::Any => None,
+            Self::Nobody => Some(Vec::new()),
+            Self::Ranges(all) => {
+                let own: Vec<Prefix> =
+                    all.iter().filter(|p| p.is_ipv4() == ipv4).copied().collect();
+                let open = own.is_empty() || own.iter().any(|p| p.len() == 0);
+                (!open).then_some(own)
+            }
+        }
+    }
 }
 
 /// One endpoint of a slice.
@@ -86,6 +134,10 @@ pub struct Endpoint {
     pub terminating: bool,
     /// Node it runs on.
     pub node: Option<String>,
+    /// Zones that should use it; empty: no hint.
+    pub for_zones: Vec<String>,
+    /// Nodes that should use it; empty: no hint.
+    pub for_nodes: Vec<String>,
 }
 
 /// One port of a slice; it holds for all its endpoints.
@@ -119,6 +171,10 @@ pub struct Node {
     pub name: String,
     /// InternalIPs, then ExternalIPs.
     pub addresses: Vec<IpAddr>,
+    /// Label `topology.kubernetes.io/zone`, unless it is empty.
+    pub zone: Option<String>,
+    /// `spec.podCIDRs`.
+    pub pod_cidrs: Vec<Prefix>,
     /// Has a deletion timestamp.
     pub deleting: bool,
     /// Carries the taint `ToBeDeletedByClusterAutoscaler`.
@@ -132,6 +188,8 @@ pub struct Finding {
     pub kind: &'static str,
     /// The object.
     pub object: ObjectKey,
+    /// In one word, for the Event that tells of it.
+    pub reason: &'static str,
     /// Path of the field.
     pub field: String,
     /// What is wrong and what happens.
@@ -144,11 +202,11 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Node addresses, as the kernel has them, that NodePorts answer on and replies arrive at.
+/// Node addresses, as the kernel has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeAddresses {
     /// Every local address but loopback and link-local ones.
-    pub local: std::collections::BTreeSet<IpAddr>,
+    pub local: BTreeSet<IpAddr>,
 }
 
 /// What is known of all objects.
@@ -159,9 +217,11 @@ pub struct World {
     /// Slices by their own key.
     pub slices: BTreeMap<ObjectKey, Slice>,
     /// Slice keys by Service.
-    pub slices_of: BTreeMap<ObjectKey, std::collections::BTreeSet<ObjectKey>>,
-    /// Own node, once seen.
+    pub slices_of: BTreeMap<ObjectKey, BTreeSet<ObjectKey>>,
+    /// Own node, once seen; the last known after it is gone.
     pub node: Option<Node>,
+    /// Networks of ClusterIPs.
+    pub service_cidrs: BTreeMap<ObjectKey, Vec<Prefix>>,
 }
 
 impl World {

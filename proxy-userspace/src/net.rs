@@ -145,7 +145,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Where NodePorts answer and replies arrive.
+    /// Where NodePorts answer and replies arrive: also on global addresses of the loopback device,
+    /// which is where nodes that announce themselves by a routing protocol have theirs.
     pub fn node_addresses(&self) -> NodeAddresses {
         let local: BTreeSet<IpAddr> =
             self.devices.values().flat_map(|d| d.addresses.iter().copied()).collect();
@@ -167,7 +168,7 @@ impl Network {
         let of = |uplinks: bool| -> Vec<IpAddr> {
             self.devices
                 .values()
-                .filter(|d| !uplinks || d.is_uplink(patterns, node))
+                .filter(|d| !d.loopback && (!uplinks || d.is_uplink(patterns, node)))
                 .flat_map(|d| d.addresses.iter().copied())
                 .collect()
         };
@@ -255,7 +256,6 @@ impl Watcher {
         for message in addresses {
             if let (Some(ip), Some(device)) =
                 (global(&message), network.devices.get_mut(&message.header.index))
-                && !device.loopback
             {
                 device.addresses.push(ip);
             }

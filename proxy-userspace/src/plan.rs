@@ -6,6 +6,7 @@
 //! reverse.
 
 mod addresses;
+mod cidrs;
 mod restore;
 mod table;
 
@@ -15,16 +16,20 @@ use std::{
     time::Instant,
 };
 
-use proxy_common::service::{NameRow, ServiceKey};
+use proxy_common::service::{NameRow, Network, ServiceKey};
 
-use self::{addresses::AddressTable, table::PortTable};
+use self::{
+    addresses::AddressTable,
+    table::{Desired, PortTable},
+};
 use crate::{
     alloc::{Full, Ids},
     datapath::{Capacity, FamilyOp, Op},
-    desired::{Claims, Front, fronts},
+    desired::{Claims, Front, fronts, wanted},
     family::{Family, V4, V6},
-    model::{Finding, NodeAddresses, ObjectKey, Service, ServicePort, World},
-    topology,
+    model::{Finding, Node, NodeAddresses, ObjectKey, Service, ServicePort, Sources, World},
+    settings::Settings,
+    topology::{self, Place},
 };
 
 /// A service port: Service and port name.
@@ -122,10 +127,27 @@ pub struct Planner {
     ports6: PortTable<V6>,
     addresses4: AddressTable<V4>,
     addresses6: AddressTable<V6>,
+    /// Rows of `SERVICE_CIDRS` as written.
+    cidrs4: BTreeMap<u32, Network<[u8; 4]>>,
+    cidrs6: BTreeMap<u32, Network<[u8; 16]>>,
+    /// Health checks of Services that have one.
+    health_checks: BTreeMap<ObjectKey, HealthCheck>,
+    settings: Settings,
     /// What each Service could not get.
     problems: BTreeMap<ObjectKey, Vec<Finding>>,
+    /// ServiceCIDRs that there is no room for.
+    cidr_problems: Vec<Finding>,
     /// Written before the next plan: what a restart found and nobody owns.
     leftovers: Vec<Op>,
+}
+
+/// What a load balancer may ask about a Service with policy Local.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// The port it asks on.
+    pub port: u16,
+    /// Ready endpoints of this node, by family (IPv4, IPv6); `None`: the Service is not of it.
+    pub local: [Option<usize>; 2],
 }
 
 /// Rows in use.
@@ -141,11 +163,30 @@ pub struct Usage {
     pub slots: [u32; 2],
     /// `ADDRESSES4` and `ADDRESSES6`.
     pub addresses: [u32; 2],
+    /// `SOURCES4` and `SOURCES6`.
+    pub sources: [u32; 2],
+    /// Service ports without a local endpoint where the (internal, external) policy wants one, by
+    /// family.
+    pub no_local: [[u32; 2]; 2],
+}
+
+fn problem(service: &Service, port: &ServicePort, reason: &'static str, message: &str) -> Finding {
+    Finding {
+        kind: "Service",
+        object: service.key.clone(),
+        reason,
+        field: format!("spec.ports[name={}]", port.name),
+        message: message.to_owned(),
+    }
+}
+
+fn place<'a>(name: &'a str, node: Option<&'a Node>) -> Place<'a> {
+    Place { node: name, zone: node.and_then(|n| n.zone.as_deref()) }
 }
 
 impl Planner {
     /// For empty maps of this capacity.
-    pub fn new(node_name: String, capacity: Capacity) -> Self {
+    pub fn new(node_name: String, capacity: Capacity, settings: Settings) -> Self {
         Self {
             node_name,
             world: World::default(),
@@ -158,7 +199,12 @@ impl Planner {
             ports6: PortTable::new(&capacity),
             addresses4: AddressTable::new(capacity.addresses),
             addresses6: AddressTable::new(capacity.addresses),
+            cidrs4: BTreeMap::new(),
+            cidrs6: BTreeMap::new(),
+            health_checks: BTreeMap::new(),
+            settings,
             problems: BTreeMap::new(),
+            cidr_problems: Vec::new(),
             leftovers: Vec::new(),
         }
     }
@@ -173,7 +219,7 @@ impl Planner {
         if self.world.services.get(&key) == service.as_ref() {
             return;
         }
-        self.dirty.extend(self.claims.replace(&key, service.as_ref()));
+        self.dirty.extend(self.claims.replace(&key, service.as_ref(), self.settings.external_ips));
         match service {
             Some(service) => {
                 self.world.services.insert(key.clone(), service);
@@ -197,9 +243,42 @@ impl Planner {
                 self.dirty.insert(slice.service.clone());
             }
         }
-        self.addresses4.set_node(&addresses.local);
-        self.addresses6.set_node(&addresses.local);
         self.node_addresses = addresses;
+        self.place_node_ports();
+    }
+
+    /// The own Node: where it is, and under which addresses. One that is gone leaves what was last
+    /// known of it.
+    pub fn set_node(&mut self, node: Node) {
+        let old = self.world.node.replace(node);
+        let new = self.world.node.as_ref();
+        let zone = |node: Option<&Node>| node.and_then(|n| n.zone.clone());
+        let addresses = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
+        if zone(old.as_ref()) != zone(new) {
+            self.dirty.extend(self.world.services.keys().cloned());
+        }
+        if addresses(old.as_ref()) != addresses(new) {
+            let guarded = self.world.services.iter().filter(|(_, s)| s.sources != Sources::Any);
+            self.dirty.extend(guarded.map(|(key, _)| key.clone()));
+            self.place_node_ports();
+        }
+    }
+
+    fn own_addresses(&self) -> Vec<IpAddr> {
+        let node = self.world.node.as_ref().map(|n| n.addresses.as_slice()).unwrap_or_default();
+        self.settings.node_addresses(node)
+    }
+
+    fn place_node_ports(&mut self) {
+        let local = &self.node_addresses.local;
+        let chosen = self.settings.node_ports.select(local, &self.own_addresses());
+        self.addresses4.set_node(local, &chosen);
+        self.addresses6.set_node(local, &chosen);
+    }
+
+    /// Health checks of all Services that have one.
+    pub fn health_checks(&self) -> &BTreeMap<ObjectKey, HealthCheck> {
+        &self.health_checks
     }
 
     /// Addresses of front ends that are gone, kept for the flows that still end there.
@@ -215,7 +294,7 @@ impl Planner {
 
     /// What could not be programmed, and why.
     pub fn problems(&self) -> impl Iterator<Item = &Finding> {
-        self.problems.values().flatten()
+        self.problems.values().flatten().chain(&self.cidr_problems)
     }
 
     /// Rows in use.
@@ -226,6 +305,8 @@ impl Planner {
             backends: [self.ports4.backend_ids.used(), self.ports6.backend_ids.used()],
             slots: [self.ports4.slots.used(), self.ports6.slots.used()],
             addresses: [self.addresses4.len(), self.addresses6.len()],
+            sources: [self.ports4.sources(), self.ports6.sources()],
+            no_local: [self.ports4.no_local(), self.ports6.no_local()],
         }
     }
 
@@ -236,6 +317,7 @@ impl Planner {
         for key in std::mem::take(&mut self.dirty) {
             self.plan_service(&key, &mut batch, now);
         }
+        self.plan_cidrs(&mut batch);
         self.addresses4.emit(&mut batch);
         self.addresses6.emit(&mut batch);
         let mut ops = std::mem::take(&mut self.leftovers);
@@ -263,23 +345,15 @@ impl Planner {
         if let Some(service) = &service {
             for port in &wanted {
                 if let Err(full) = self.plan_port(service, port, batch, now, &mut problems) {
-                    problems.push(self.problem(service, port, &full.to_string()));
+                    problems.push(problem(service, port, "TableFull", &full.to_string()));
                 }
             }
         }
+        self.plan_health_check(key, service.as_ref());
         if problems.is_empty() {
             self.problems.remove(key);
         } else {
             self.problems.insert(key.clone(), problems);
-        }
-    }
-
-    fn problem(&self, service: &Service, port: &ServicePort, message: &str) -> Finding {
-        Finding {
-            kind: "Service",
-            object: service.key.clone(),
-            field: format!("spec.ports[name={}]", port.name),
-            message: message.to_owned(),
         }
     }
 
@@ -301,24 +375,56 @@ impl Planner {
                 id
             }
         };
-        let (won, lost): (Vec<Front>, Vec<Front>) = fronts(service, port)
-            .into_iter()
-            .partition(|front| self.claims.winner(&front.key) == Some(&service.key));
+        let (won, lost): (Vec<Front>, Vec<Front>) =
+            fronts(service, port, self.settings.external_ips)
+                .into_iter()
+                .partition(|front| self.claims.winner(&front.key) == Some(&service.key));
         for front in lost {
             let winner = self.claims.winner(&front.key).map(ToString::to_string);
             let winner = winner.unwrap_or_default();
             let message = format!("{} is held by the older Service {winner}", front.key);
-            problems.push(self.problem(service, port, &message));
+            problems.push(problem(service, port, "AddressTaken", &message));
         }
-        let slices = || self.world.slices_of(&service.key);
-        let own = &self.node_addresses.local;
-        let targets = topology::select(port, slices(), V4::IPV4, &self.node_name);
-        let v4: Vec<Front> = won.iter().filter(|f| f.key.ipv4).copied().collect();
-        self.ports4.update(&key, id, &v4, targets, own, batch, now, &mut self.addresses4)?;
-        let targets =
-            topology::select(port, self.world.slices_of(&service.key), V6::IPV4, &self.node_name);
-        let v6: Vec<Front> = won.iter().filter(|f| !f.key.ipv4).copied().collect();
-        self.ports6.update(&key, id, &v6, targets, own, batch, now, &mut self.addresses6)
+        let (v4, v6): (Vec<Front>, Vec<Front>) = won.iter().partition(|f| f.key.ipv4);
+        let own_addresses = self.own_addresses();
+        let place = place(&self.node_name, self.world.node.as_ref());
+        let desired = |ipv4: bool, fronts| {
+            let sources = service.sources.of_family(ipv4);
+            let slices = self.world.slices_of(&service.key);
+            Desired {
+                service: id,
+                targets: topology::select(port, slices, ipv4, place, wanted(fronts)),
+                fronts,
+                affinity: service.affinity.unwrap_or(0),
+                node_allowed: sources
+                    .iter()
+                    .flatten()
+                    .any(|range| own_addresses.iter().any(|ip| range.contains(*ip))),
+                sources,
+                own: &self.node_addresses.local,
+            }
+        };
+        let (v4, v6) = (desired(V4::IPV4, &v4), desired(V6::IPV4, &v6));
+        if let Some(why) = v4.targets.hints_ignored.or(v6.targets.hints_ignored) {
+            let message = format!("topology hints are not followed: {why}");
+            problems.push(problem(service, port, "HintsIgnored", &message));
+        }
+        self.ports4.update(&key, &v4, batch, now, &mut self.addresses4)?;
+        self.ports6.update(&key, &v6, batch, now, &mut self.addresses6)
+    }
+
+    fn plan_health_check(&mut self, key: &ObjectKey, service: Option<&Service>) {
+        let Some((service, port)) = service.and_then(|s| Some((s, s.health_check_port?))) else {
+            self.health_checks.remove(key);
+            return;
+        };
+        let place = place(&self.node_name, self.world.node.as_ref());
+        let slices = || self.world.slices_of(key);
+        let local = [true, false].map(|ipv4| {
+            let ours = service.cluster_ips.iter().any(|ip| ip.is_ipv4() == ipv4);
+            ours.then(|| topology::local_ready(&service.ports, slices, ipv4, place))
+        });
+        self.health_checks.insert(key.clone(), HealthCheck { port, local });
     }
 
     fn remove_port(&mut self, key: &PortKey, batch: &mut Batch, now: Instant) {

@@ -3,11 +3,15 @@
 //! What has queued up is taken at once, planned and written; there is no pause between syncs. A
 //! write that fails is kept and tried again with growing pauses, before anything newer.
 
+mod intake;
+mod status;
+mod triggers;
+
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, HashSet},
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    sync::PoisonError,
+    time::{Duration, Instant, SystemTime},
 };
 
 use tokio::{
@@ -15,12 +19,19 @@ use tokio::{
     time::timeout,
 };
 
+pub use self::status::{SharedStatus, Status, read};
+use self::triggers::Triggers;
 use crate::{
     datapath::{Datapath, Op},
-    model::{Finding, Node, NodeAddresses, ObjectKey, Slice, convert},
-    plan::{Planner, Usage},
-    source::{Change, Event},
+    model::{Finding, Node, NodeAddresses, ObjectKey},
+    plan::{HealthCheck, Planner, Usage},
+    settings::Settings,
+    source::Event,
 };
+
+/// Kinds of objects that must have listed before anything is written: Service, EndpointSlice,
+/// Node, ServiceCIDR.
+const KINDS: usize = 4;
 
 /// Events taken in one go; the rest waits for the next.
 const BATCH: usize = 4_096;
@@ -30,47 +41,51 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 /// Longest pause.
 const RETRY_LAST: Duration = Duration::from_secs(10);
 
-/// What the loop has done, for health, metrics and people.
-#[derive(Clone, Debug, Default)]
-pub struct Status {
-    /// Every kind has listed and the first plan is written.
-    pub synced: bool,
-    /// Last successful write, or planning that found nothing to write.
-    pub last_success: Option<Instant>,
-    /// When the oldest change that is not written yet came.
-    pub oldest_pending: Option<Instant>,
-    /// When the last change came.
-    pub last_queued: Option<Instant>,
-    /// Why the last write failed, while it fails.
-    pub last_error: Option<String>,
-    /// Service events.
-    pub service_changes: u64,
-    /// Slice events.
-    pub slice_changes: u64,
-    /// Services that have changed since the last successful sync.
-    pub pending_services: u64,
-    /// Slice events since the last successful sync.
-    pub pending_slices: u64,
-    /// Writes that failed.
-    pub failures: u64,
-    /// Rows in use.
-    pub usage: Usage,
-    /// The own Node.
-    pub node: Option<Node>,
-    /// What cannot be used or programmed.
-    pub findings: Vec<Finding>,
+/// Something to be measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Observation {
+    /// A sync, successful or not.
+    Sync {
+        /// How long it took.
+        duration: Duration,
+        /// It compared everything, not only what changed.
+        full: bool,
+    },
+    /// A change of endpoints is programmed.
+    Programmed {
+        /// Of which family.
+        ipv4: bool,
+        /// Since it happened, by the clock of who saw it happen.
+        latency: Duration,
+    },
 }
 
-/// Shared with health and metrics.
-pub type SharedStatus = Arc<Mutex<Status>>;
+/// Told of each.
+pub type Observer = Box<dyn Fn(Observation) + Send>;
 
-/// Reads the status.
-pub fn read(status: &SharedStatus) -> Status {
-    status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+/// Where the loop says what others act on.
+pub struct Outputs {
+    /// The own Node; `None` while there is none.
+    pub node: watch::Sender<Option<Node>>,
+    /// Health checks of Services, as of the last successful sync.
+    pub health_checks: watch::Sender<BTreeMap<ObjectKey, HealthCheck>>,
+    /// What cannot be used or programmed, as of the last successful sync.
+    pub findings: watch::Sender<Vec<Finding>>,
+    /// For metrics.
+    pub observe: Observer,
 }
 
-/// Observes how long syncs take: (duration, everything was planned).
-pub type SyncObserver = Box<dyn Fn(Duration, bool) + Send>;
+impl Outputs {
+    /// That nobody listens to, for tests.
+    pub fn unheard() -> Self {
+        Self {
+            node: watch::channel(None).0,
+            health_checks: watch::channel(BTreeMap::new()).0,
+            findings: watch::channel(Vec::new()).0,
+            observe: Box::new(|_| {}),
+        }
+    }
+}
 
 /// What the loop is fed with.
 pub struct Inputs {
@@ -82,24 +97,14 @@ pub struct Inputs {
     pub addresses_in_use: mpsc::Receiver<HashSet<IpAddr>>,
 }
 
-/// Services that a change is about.
-fn changed(change: &Change<k8s_openapi::api::core::v1::Service>) -> Vec<ObjectKey> {
-    match change {
-        Change::Replaced(list) => list.iter().map(|o| convert::key(&o.metadata)).collect(),
-        Change::Applied(object) => vec![convert::key(&object.metadata)],
-        Change::Deleted(key) => vec![key.clone()],
-    }
-}
-
 /// See the module.
 pub struct Reconciler {
     planner: Planner,
     datapath: Box<dyn Datapath>,
     status: SharedStatus,
-    node: watch::Sender<Option<Node>>,
+    outputs: Outputs,
     node_name: String,
-    observe: SyncObserver,
-    listed: [bool; 3],
+    listed: [bool; KINDS],
     have_addresses: bool,
     restored: bool,
     /// Planned and not yet written.
@@ -109,6 +114,7 @@ pub struct Reconciler {
     logged: HashSet<Finding>,
     /// Services that have changed since the last successful sync.
     waiting: HashSet<ObjectKey>,
+    triggers: Triggers,
 }
 
 impl Reconciler {
@@ -117,17 +123,16 @@ impl Reconciler {
         datapath: Box<dyn Datapath>,
         node_name: String,
         status: SharedStatus,
-        node: watch::Sender<Option<Node>>,
-        observe: SyncObserver,
+        settings: Settings,
+        outputs: Outputs,
     ) -> Self {
         Self {
-            planner: Planner::new(node_name.clone(), datapath.capacity()),
+            planner: Planner::new(node_name.clone(), datapath.capacity(), settings),
             datapath,
             status,
-            node,
+            outputs,
             node_name,
-            observe,
-            listed: [false; 3],
+            listed: [false; KINDS],
             have_addresses: false,
             restored: false,
             pending: Vec::new(),
@@ -135,6 +140,7 @@ impl Reconciler {
             findings: BTreeMap::new(),
             logged: HashSet::new(),
             waiting: HashSet::new(),
+            triggers: Triggers::new(SystemTime::now()),
         }
     }
 
@@ -178,137 +184,6 @@ impl Reconciler {
         change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Takes one event into the model.
-    pub fn take(&mut self, event: Event) {
-        let now = Instant::now();
-        let count = match &event {
-            Event::Service(Change::Replaced(list)) => (list.len() as u64, 0),
-            Event::EndpointSlice(Change::Replaced(list)) => (0, list.len() as u64),
-            Event::Service(_) => (1, 0),
-            Event::EndpointSlice(_) => (0, 1),
-            Event::Node(_) => (0, 0),
-        };
-        if let Event::Service(change) = &event {
-            self.waiting.extend(changed(change));
-        }
-        let waiting = self.waiting.len() as u64;
-        let counts_as_late = self.listed == [true; 3];
-        self.with_status(|status| {
-            status.service_changes += count.0;
-            status.slice_changes += count.1;
-            status.pending_services = waiting;
-            status.pending_slices += count.1;
-            status.last_queued = Some(now);
-            if counts_as_late {
-                status.oldest_pending.get_or_insert(now);
-            }
-        });
-        match event {
-            Event::Service(change) => self.take_service(change),
-            Event::EndpointSlice(change) => self.take_slice(change),
-            Event::Node(change) => self.take_node(change),
-        }
-    }
-
-    fn take_service(&mut self, change: Change<k8s_openapi::api::core::v1::Service>) {
-        match change {
-            Change::Replaced(list) => {
-                self.listed[0] = true;
-                let keys: BTreeSet<ObjectKey> =
-                    list.iter().map(|o| convert::key(&o.metadata)).collect();
-                let gone: Vec<ObjectKey> = self
-                    .planner
-                    .world
-                    .services
-                    .keys()
-                    .filter(|key| !keys.contains(*key))
-                    .cloned()
-                    .collect();
-                for key in gone {
-                    self.find("Service", &key, Vec::new());
-                    self.planner.set_service(key, None);
-                }
-                for object in list {
-                    self.take_service(Change::Applied(Box::new(object)));
-                }
-            }
-            Change::Applied(object) => {
-                let key = convert::key(&object.metadata);
-                let mut findings = Vec::new();
-                let service = convert::service(&object, &mut findings);
-                self.find("Service", &key, findings);
-                self.planner.set_service(key, service);
-            }
-            Change::Deleted(key) => {
-                self.find("Service", &key, Vec::new());
-                self.planner.set_service(key, None);
-            }
-        }
-    }
-
-    fn take_slice(&mut self, change: Change<k8s_openapi::api::discovery::v1::EndpointSlice>) {
-        match change {
-            Change::Replaced(list) => {
-                self.listed[1] = true;
-                let keys: BTreeSet<ObjectKey> =
-                    list.iter().map(|o| convert::key(&o.metadata)).collect();
-                let gone: Vec<ObjectKey> = self
-                    .planner
-                    .world
-                    .slices
-                    .keys()
-                    .filter(|key| !keys.contains(*key))
-                    .cloned()
-                    .collect();
-                for key in gone {
-                    self.put_slice(key, None, Vec::new());
-                }
-                for object in list {
-                    self.take_slice(Change::Applied(Box::new(object)));
-                }
-            }
-            Change::Applied(object) => {
-                let mut findings = Vec::new();
-                let slice = convert::slice(&object, &mut findings);
-                self.put_slice(convert::key(&object.metadata), slice, findings);
-            }
-            Change::Deleted(key) => self.put_slice(key, None, Vec::new()),
-        }
-    }
-
-    fn put_slice(&mut self, key: ObjectKey, slice: Option<Slice>, findings: Vec<Finding>) {
-        self.find("EndpointSlice", &key, findings);
-        let world = &mut self.planner.world;
-        if world.slices.get(&key) == slice.as_ref() {
-            return;
-        }
-        let touched = match slice {
-            Some(slice) => world.apply_slice(slice),
-            None => world.remove_slice(&key),
-        };
-        self.planner.touch(touched);
-    }
-
-    fn take_node(&mut self, change: Change<k8s_openapi::api::core::v1::Node>) {
-        let node = match change {
-            Change::Replaced(list) => {
-                self.listed[2] = true;
-                list.into_iter().find(|o| o.metadata.name.as_deref() == Some(&self.node_name))
-            }
-            Change::Applied(object) => Some(*object),
-            Change::Deleted(_) => None,
-        };
-        let node = node.map(|object| {
-            let mut findings = Vec::new();
-            let node = convert::node(&object, &mut findings);
-            self.find("Node", &convert::key(&object.metadata), findings);
-            node
-        });
-        self.planner.world.node.clone_from(&node);
-        self.with_status(|status| status.node.clone_from(&node));
-        self.node.send_replace(node);
-    }
-
     /// Remembers what is wrong with an object, and says it once.
     fn find(&mut self, kind: &'static str, key: &ObjectKey, findings: Vec<Finding>) {
         for finding in &findings {
@@ -343,7 +218,7 @@ impl Reconciler {
 
     /// Plans and writes. Public for tests, which drive the loop by hand.
     pub fn sync(&mut self) {
-        if self.listed != [true; 3] || !self.have_addresses {
+        if self.listed != [true; KINDS] || !self.have_addresses {
             return;
         }
         if self.retry.is_some_and(|(at, _)| Instant::now() < at) {
@@ -364,7 +239,7 @@ impl Reconciler {
         let result =
             if self.pending.is_empty() { Ok(()) } else { self.datapath.apply(&self.pending) };
         if !self.pending.is_empty() || full {
-            (self.observe)(start.elapsed(), full);
+            (self.outputs.observe)(Observation::Sync { duration: start.elapsed(), full });
         }
         match result {
             Ok(()) => self.succeeded(),
@@ -385,6 +260,9 @@ impl Reconciler {
     fn succeeded(&mut self) {
         self.pending = Vec::new();
         self.waiting = HashSet::new();
+        for (ipv4, latency) in self.triggers.take(SystemTime::now()) {
+            (self.outputs.observe)(Observation::Programmed { ipv4, latency });
+        }
         if self.retry.take().is_some() {
             tracing::info!("reconcile succeeded again");
         }
@@ -395,6 +273,21 @@ impl Reconciler {
         let mut findings: Vec<Finding> = self.findings.values().flatten().cloned().collect();
         findings.extend(problems);
         self.logged.retain(|finding| findings.contains(finding));
+        let checks = self.planner.health_checks();
+        self.outputs.health_checks.send_if_modified(|old| {
+            let changed = old != checks;
+            if changed {
+                old.clone_from(checks);
+            }
+            changed
+        });
+        self.outputs.findings.send_if_modified(|old| {
+            let changed = *old != findings;
+            if changed {
+                old.clone_from(&findings);
+            }
+            changed
+        });
         let usage = self.planner.usage();
         let first = self.with_first_sync(usage, findings);
         if first {

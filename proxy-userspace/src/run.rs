@@ -1,6 +1,11 @@
 //! `weir run`: wires the parts together.
 
-use std::{collections::HashSet, net::IpAddr, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Instant,
+};
 
 use anyhow::{Context as _, Result};
 use tokio::sync::{mpsc, watch};
@@ -19,7 +24,7 @@ use crate::{
     health::{self, Health},
     metrics::{self, Metrics},
     net::Watcher,
-    reconcile::{Inputs, Reconciler, SharedStatus},
+    reconcile::{Inputs, Outputs, Reconciler, SharedStatus},
     source::{kube, manifest},
     supervise::{Parts, signals},
 };
@@ -92,13 +97,21 @@ impl Agent {
         let network = watcher.read().await?;
         let mut follower = Follower::new(config, &pins, clock, &health)?;
         attacher.forget_dead_links().context("remove pins of links whose device is gone")?;
-        follower.apply(&mut attacher, &network, &[])?;
+        follower.apply(&mut attacher, &network, None)?;
         attacher.attach_cgroup(&config.cgroup)?;
 
-        let observe = metrics.sync_observer();
         let datapath = Box::new(KernelDatapath::new(Arc::clone(&pins)));
         let name = config.node_name.clone();
-        let reconciler = Reconciler::new(datapath, name.clone(), status, node_tx, observe);
+        let (checks_tx, _checks_rx) = watch::channel(BTreeMap::new());
+        let (findings_tx, _findings_rx) = watch::channel(Vec::new());
+        let outputs = Outputs {
+            node: node_tx,
+            health_checks: checks_tx,
+            findings: findings_tx,
+            observe: metrics.observer(),
+        };
+        let settings = config.settings.clone();
+        let reconciler = Reconciler::new(datapath, name.clone(), status, settings, outputs);
         let inputs =
             Inputs { events: events_rx, addresses: addresses_rx, addresses_in_use: in_use_rx };
         self.parts.spawn("reconciler", async move {
@@ -151,11 +164,10 @@ async fn expire(
     in_use: mpsc::Sender<HashSet<IpAddr>>,
     metrics: Metrics,
 ) -> Result<()> {
-    let timeouts = clock.timeouts();
     let mut crowded = [false; 2];
     loop {
         tokio::time::sleep(gc::INTERVAL).await;
-        let swept = tokio::task::block_in_place(|| gc::sweep(&pins, &timeouts, clock.now()));
+        let swept = tokio::task::block_in_place(|| gc::sweep(&pins, &clock));
         match swept {
             Ok(sweep) => {
                 let capacity = pins.sizes.flows;

@@ -1,6 +1,11 @@
-//! Which endpoints of a service port count. Pure.
+//! Which endpoints of a service port count, and for whom. Pure.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use serde::Serialize;
 
 use crate::model::{Endpoint, ServicePort, Slice};
 
@@ -18,12 +23,69 @@ pub struct Target {
 /// What a service port may send to, in one family. All lists are sorted by address and port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Targets {
-    /// Takes new flows from clients inside the cluster.
-    pub inside: Vec<Target>,
-    /// Takes new flows from everybody else.
-    pub outside: Vec<Target>,
-    /// Takes no new flow but keeps those it has: shutting down, still serving.
+    /// Takes new flows where any endpoint of the cluster may.
+    pub cluster: Vec<Target>,
+    /// Takes new flows where only endpoints of this node may.
+    pub local: Vec<Target>,
+    /// Takes no new flow but keeps those it has: ready or serving, and in no pool.
     pub draining: Vec<Target>,
+    /// Some endpoint could serve, here or elsewhere.
+    pub any: bool,
+    /// Why hints that there are were not followed.
+    pub hints_ignored: Option<&'static str>,
+}
+
+/// Where this node is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Its name.
+    pub node: &'a str,
+    /// Its zone, if it is known.
+    pub zone: Option<&'a str>,
+}
+
+/// Which pools a service port needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Endpoints of the cluster.
+    pub cluster: bool,
+    /// Endpoints of this node.
+    pub local: bool,
+}
+
+/// How an endpoint may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// It takes new flows.
+    Ready,
+    /// It is shutting down and still serves: it takes new flows if nobody else can.
+    Fallback,
+    /// It keeps the flows that it has.
+    Known,
+    /// Never.
+    Never,
+}
+
+/// How an endpoint may be used, by its conditions.
+pub fn usage(endpoint: &Endpoint) -> Use {
+    match (endpoint.ready, endpoint.serving, endpoint.terminating) {
+        (true, _, _) => Use::Ready,
+        (false, true, true) => Use::Fallback,
+        (false, true, false) => Use::Known,
+        (false, false, _) => Use::Never,
+    }
+}
+
+/// Which hints the cluster pool follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Topology {
+    /// None.
+    Any,
+    /// Those for this node.
+    Node,
+    /// Those for this node's zone.
+    Zone,
 }
 
 /// Better claims to an (address, port) that several slices list come first: a pod's address may be
@@ -32,18 +94,15 @@ fn rank<'a>(endpoint: &Endpoint, slice: &'a str) -> (bool, bool, bool, &'a str) 
     (endpoint.terminating, !endpoint.ready, !endpoint.serving, slice)
 }
 
-/// Chooses among the endpoints in `slices` for `port`, on node `node`, in one family.
+/// The endpoints in `slices` for `port`, in one family: one for each address and port.
 ///
 /// Slices are joined with the port by name and protocol; port numbers are not compared, so that
-/// one service port may lead to several. Ready endpoints form both pools. Traffic policies, hints
-/// and the fallback to terminating endpoints belong here: they decide what `inside` and `outside`
-/// hold.
-pub fn select<'a>(
+/// one service port may lead to several.
+pub fn endpoints<'a>(
     port: &ServicePort,
     slices: impl Iterator<Item = &'a Slice>,
     ipv4: bool,
-    node: &str,
-) -> Targets {
+) -> BTreeMap<(IpAddr, u16), &'a Endpoint> {
     let mut best: BTreeMap<(IpAddr, u16), (&Endpoint, &str)> = BTreeMap::new();
     for slice in slices {
         let ports = slice
@@ -64,86 +123,117 @@ pub fn select<'a>(
             }
         }
     }
-    let mut targets = Targets::default();
-    for ((addr, port), (endpoint, _)) in best {
-        let local = endpoint.node.as_deref() == Some(node);
-        let target = Target { addr, port, local };
-        if endpoint.ready {
-            targets.inside.push(target);
-        } else if endpoint.serving && endpoint.terminating {
-            targets.draining.push(target);
-        }
+    best.into_iter().map(|(at, (endpoint, _))| (at, endpoint)).collect()
+}
+
+/// Which hints are followed; only endpoints that are ready have a say. Also says why hints that
+/// there are were not followed.
+pub fn topology<'a>(
+    ready: impl Iterator<Item = &'a Endpoint> + Clone,
+    place: Place<'_>,
+) -> (Topology, Option<&'static str>) {
+    let mut any = ready.clone().peekable();
+    if any.peek().is_none() {
+        return (Topology::Any, None);
     }
-    targets.outside.clone_from(&targets.inside);
+    let all = |hints: fn(&Endpoint) -> &Vec<String>| ready.clone().all(|e| !hints(e).is_empty());
+    let mine = |hints: fn(&Endpoint) -> &Vec<String>, name: &str| {
+        ready.clone().any(|e| hints(e).iter().any(|hint| hint == name))
+    };
+    let (nodes, zones): (fn(&Endpoint) -> &Vec<String>, fn(&Endpoint) -> &Vec<String>) =
+        (|e| &e.for_nodes, |e| &e.for_zones);
+    if all(nodes) && mine(nodes, place.node) {
+        return (Topology::Node, None);
+    }
+    if !ready.clone().any(|e| !e.for_zones.is_empty()) {
+        return (Topology::Any, None);
+    }
+    let Some(zone) = place.zone else {
+        return (Topology::Any, Some("this node has no zone label"));
+    };
+    if !all(zones) {
+        return (Topology::Any, Some("not every ready endpoint has a zone hint"));
+    }
+    if !mine(zones, zone) {
+        return (Topology::Any, Some("no ready endpoint is meant for this node's zone"));
+    }
+    (Topology::Zone, None)
+}
+
+/// Whether the cluster pool takes a ready endpoint under these hints.
+pub fn available(endpoint: &Endpoint, topology: Topology, place: Place<'_>) -> bool {
+    match topology {
+        Topology::Any => true,
+        Topology::Node => endpoint.for_nodes.iter().any(|hint| hint == place.node),
+        Topology::Zone => endpoint.for_zones.iter().any(|hint| Some(hint.as_str()) == place.zone),
+    }
+}
+
+/// Whether an endpoint runs on this node.
+pub fn is_local(endpoint: &Endpoint, place: Place<'_>) -> bool {
+    endpoint.node.as_deref() == Some(place.node)
+}
+
+/// Chooses among the endpoints in `slices` for `port`, in one family.
+///
+/// Each pool falls back by itself to endpoints that are shutting down; hints count neither for the
+/// local pool nor for the fallback.
+pub fn select<'a>(
+    port: &ServicePort,
+    slices: impl Iterator<Item = &'a Slice>,
+    ipv4: bool,
+    place: Place<'_>,
+    wanted: Wanted,
+) -> Targets {
+    let endpoints = endpoints(port, slices, ipv4);
+    let ready = endpoints.values().copied().filter(|e| usage(e) == Use::Ready);
+    let (topology, hints_ignored) = topology(ready, place);
+    let pick = |usage_: Use, accept: &dyn Fn(&Endpoint) -> bool| -> Vec<Target> {
+        endpoints
+            .iter()
+            .filter(|(_, e)| usage(e) == usage_ && accept(e))
+            .map(|((addr, port), e)| Target { addr: *addr, port: *port, local: is_local(e, place) })
+            .collect()
+    };
+    let pool = |ready: &dyn Fn(&Endpoint) -> bool, fallback: &dyn Fn(&Endpoint) -> bool| {
+        let pool = pick(Use::Ready, ready);
+        if pool.is_empty() { pick(Use::Fallback, fallback) } else { pool }
+    };
+    let mut targets = Targets {
+        any: endpoints.values().any(|e| matches!(usage(e), Use::Ready | Use::Fallback)),
+        hints_ignored: hints_ignored.filter(|_| wanted.cluster),
+        ..Targets::default()
+    };
+    if wanted.cluster {
+        targets.cluster = pool(&|e| available(e, topology, place), &|_| true);
+    }
+    if wanted.local {
+        targets.local = pool(&|e| is_local(e, place), &|e| is_local(e, place));
+    }
+    let known = pick(Use::Ready, &|_| true).into_iter();
+    let known = known.chain(pick(Use::Fallback, &|_| true)).chain(pick(Use::Known, &|_| true));
+    targets.draining =
+        known.filter(|t| !targets.cluster.contains(t) && !targets.local.contains(t)).collect();
     targets
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::{ObjectKey, Protocol, SlicePort};
-
-    fn endpoint(addr: &str, ready: bool, serving: bool, terminating: bool) -> Endpoint {
-        Endpoint { addr: addr.parse().unwrap(), ready, serving, terminating, node: None }
+/// How many endpoints of this node are ready, over all `ports` of a Service and in one family:
+/// addresses, each once. This is what a load balancer is told.
+pub fn local_ready<'a, I: Iterator<Item = &'a Slice>>(
+    ports: &[ServicePort],
+    slices: impl Fn() -> I,
+    ipv4: bool,
+    place: Place<'_>,
+) -> usize {
+    let mut addresses = BTreeSet::new();
+    for port in ports {
+        let ready = endpoints(port, slices(), ipv4)
+            .into_iter()
+            .filter(|(_, e)| is_local(e, place) && usage(e) == Use::Ready);
+        addresses.extend(ready.map(|((addr, _), _)| addr));
     }
-
-    fn slice(name: &str, port: u16, endpoints: Vec<Endpoint>) -> Slice {
-        let key = |name: &str| ObjectKey { namespace: "ns".into(), name: name.into() };
-        let ports = vec![SlicePort { name: "http".into(), protocol: Protocol::Tcp, port }];
-        Slice { key: key(name), service: key("svc"), ports, endpoints }
-    }
-
-    fn port(name: &str, protocol: Protocol) -> ServicePort {
-        ServicePort { name: name.into(), protocol, port: 80, node_port: None }
-    }
-
-    fn chosen(slices: &[Slice]) -> Vec<String> {
-        let targets = select(&port("http", Protocol::Tcp), slices.iter(), true, "n1");
-        targets.inside.iter().map(|t| format!("{}:{}", t.addr, t.port)).collect()
-    }
-
-    #[test]
-    fn conditions_decide_who_takes_new_and_who_keeps_known_flows() {
-        let s = slice(
-            "a",
-            80,
-            vec![
-                endpoint("10.0.0.1", true, true, false),
-                endpoint("10.0.0.2", true, false, true),
-                endpoint("10.0.0.3", false, true, true),
-                endpoint("10.0.0.4", false, true, false),
-                endpoint("10.0.0.5", false, false, true),
-            ],
-        );
-        let targets = select(&port("http", Protocol::Tcp), [s].iter(), true, "n1");
-        let list = |t: &[Target]| t.iter().map(|t| t.addr.to_string()).collect::<Vec<_>>();
-        assert_eq!(list(&targets.inside), ["10.0.0.1", "10.0.0.2"]);
-        assert_eq!(list(&targets.draining), ["10.0.0.3"]);
-    }
-
-    #[test]
-    fn one_port_name_with_several_numbers_makes_one_pool() {
-        let slices = [
-            slice("a", 80, vec![endpoint("10.0.0.1", true, true, false)]),
-            slice("b", 8080, vec![endpoint("10.0.0.2", true, true, false)]),
-        ];
-        assert_eq!(chosen(&slices), ["10.0.0.1:80", "10.0.0.2:8080"]);
-    }
-
-    #[test]
-    fn a_running_pod_wins_over_the_terminating_one_that_had_its_address() {
-        let old = slice("a", 80, vec![endpoint("10.0.0.1", false, false, true)]);
-        let new = slice("b", 80, vec![endpoint("10.0.0.1", true, true, false)]);
-        assert_eq!(chosen(&[old.clone(), new.clone()]), ["10.0.0.1:80"]);
-        assert_eq!(chosen(&[new, old]), ["10.0.0.1:80"]);
-    }
-
-    #[test]
-    fn name_and_protocol_must_both_match() {
-        let slices = [slice("a", 80, vec![endpoint("10.0.0.1", true, true, false)])];
-        let none = Targets::default();
-        assert_eq!(select(&port("http", Protocol::Udp), slices.iter(), true, "n1"), none);
-        assert_eq!(select(&port("", Protocol::Tcp), slices.iter(), true, "n1"), none);
-        assert_eq!(select(&port("http", Protocol::Tcp), slices.iter(), false, "n1"), none);
-    }
+    addresses.len()
 }
+
+#[cfg(test)]
+mod tests;

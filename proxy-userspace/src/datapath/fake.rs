@@ -13,12 +13,12 @@ use proxy_common::{
     service::{
         ADDRESS_CLUSTER_IP, ADDRESS_MASQUERADE, ADDRESS_NODE, ADDRESS_RETIRED, ADDRESS_VIP,
         BACKEND_ACTIVE, BACKEND_DRAINING, BACKEND_GONE, BACKEND_HOST, BACKEND_LOCAL, Pool,
-        SERVICE_CLUSTER_IP, SERVICE_EXTERNAL_IP, SERVICE_LOAD_BALANCER, SERVICE_NODE_PORT,
-        ServiceKey,
+        SERVICE_CLUSTER_IP, SERVICE_ELSEWHERE, SERVICE_EXTERNAL_IP, SERVICE_LOAD_BALANCER,
+        SERVICE_NODE_ALLOWED, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, ServiceKey,
     },
 };
 
-use super::{ApplyError, Capacity, Datapath, FamilyOp, FamilySnapshot, Op, Snapshot};
+use super::{ApplyError, Capacity, Datapath, FamilyOp, FamilySnapshot, Op, Snapshot, source_of};
 use crate::{
     family::{Family, V4, V6},
     model::protocol_name,
@@ -105,7 +105,12 @@ fn check<F: Family>(maps: &FamilySnapshot<F::Addr>, op: &FamilyOp<F::Addr>) {
                 }
             }
         }
-        FamilyOp::PutAddress(..) | FamilyOp::DeleteService(_) | FamilyOp::DeleteAddress(_) => {}
+        FamilyOp::PutAddress(..)
+        | FamilyOp::PutSource(_)
+        | FamilyOp::PutCidr(..)
+        | FamilyOp::DeleteService(_)
+        | FamilyOp::DeleteAddress(_)
+        | FamilyOp::DeleteSource(_) => {}
     }
 }
 
@@ -129,6 +134,19 @@ fn apply_family<F: Family>(maps: &mut FamilySnapshot<F::Addr>, op: &FamilyOp<F::
         }
         FamilyOp::DeleteAddress(addr) => {
             maps.addresses.remove(addr);
+        }
+        FamilyOp::PutSource(key) => {
+            maps.sources.insert(source_of(key));
+        }
+        FamilyOp::DeleteSource(key) => {
+            maps.sources.remove(&source_of(key));
+        }
+        FamilyOp::PutCidr(index, row) => {
+            if row.mask == F::Addr::UNSPECIFIED {
+                maps.cidrs.remove(index);
+            } else {
+                maps.cidrs.insert(*index, *row);
+            }
         }
     }
 }
@@ -223,11 +241,16 @@ fn dump_family<F: Family>(maps: &Snapshot, text: &mut String) {
                 (SERVICE_NODE_PORT, "node-port"),
                 (SERVICE_LOAD_BALANCER, "load-balancer"),
                 (SERVICE_EXTERNAL_IP, "external-ip"),
+                (SERVICE_ELSEWHERE, "elsewhere"),
+                (SERVICE_SOURCE_RANGES, "source-ranges"),
+                (SERVICE_NODE_ALLOWED, "node-allowed"),
             ],
         );
         let (inside, outside) = (pool(row.inside), pool(row.outside));
+        let affinity =
+            if row.affinity == 0 { String::new() } else { format!(" affinity={}s", row.affinity) };
         lines.push(format!(
-            "SVC {address}/{} {} {flags} inside=[{inside}] outside=[{outside}]",
+            "SVC {address}/{} {} {flags} inside=[{inside}] outside=[{outside}]{affinity}",
             protocol_name(*proto),
             name(row.service)
         ));
@@ -244,6 +267,16 @@ fn dump_family<F: Family>(maps: &Snapshot, text: &mut String) {
         backends.insert(line.clone(), line.trim_end().to_owned());
     }
     lines.extend(backends.into_values());
+    let mut sources: Vec<String> = family
+        .sources
+        .iter()
+        .map(|(id, len, addr)| format!("SRC {} {}/{len}", name(*id), F::ip(*addr)))
+        .collect();
+    sources.sort();
+    lines.extend(sources);
+    for row in family.cidrs.values() {
+        lines.push(format!("CIDR {} {}", F::ip(row.addr), F::ip(row.mask)));
+    }
     let family = if F::IPV4 { "4" } else { "6" };
     for line in lines {
         let _ = writeln!(text, "{family} {line}");

@@ -3,15 +3,15 @@
 use std::{collections::BTreeMap, io, os::fd::AsFd, sync::Arc};
 
 use proxy_common::{
-    Row,
+    Addr, Row,
     flow::{FlowKey, FlowRow},
-    service::{BackendRow, ServiceKey},
+    service::{BackendRow, Network, ServiceKey, SourceKey},
 };
 
 use super::{
     ApplyError, Capacity, Datapath, FamilyOp, FamilySnapshot, Op, Snapshot,
     pins::{self, FamilyMaps, Pins},
-    sys,
+    source_of, sys,
 };
 
 /// The pinned maps as a [`Datapath`].
@@ -33,8 +33,11 @@ enum Kind {
     Slots,
     Services,
     Addresses,
+    Sources,
+    Cidrs,
     DeleteServices,
     DeleteAddresses,
+    DeleteSources,
     Names,
     DeleteNames,
 }
@@ -46,8 +49,11 @@ impl Kind {
             FamilyOp::PutSlots { .. } => Self::Slots,
             FamilyOp::PutService(..) => Self::Services,
             FamilyOp::PutAddress(..) => Self::Addresses,
+            FamilyOp::PutSource(..) => Self::Sources,
+            FamilyOp::PutCidr(..) => Self::Cidrs,
             FamilyOp::DeleteService(..) => Self::DeleteServices,
             FamilyOp::DeleteAddress(..) => Self::DeleteAddresses,
+            FamilyOp::DeleteSource(..) => Self::DeleteSources,
         }
     }
 }
@@ -70,7 +76,10 @@ fn write_family<'a, A: Row>(
 where
     BackendRow<A>: Row,
     ServiceKey<A>: Row,
+    SourceKey<A>: Row,
+    Network<A>: Row,
 {
+    let (mut sources, mut cidrs) = (Vec::new(), Vec::new());
     let (mut ids, mut backends, mut slots) = (Vec::new(), Vec::new(), Vec::new());
     let (mut services, mut service_rows) = (Vec::new(), Vec::new());
     let (mut addresses, mut address_rows) = (Vec::new(), Vec::new());
@@ -92,6 +101,11 @@ where
                 addresses.push(*addr);
                 address_rows.push(*row);
             }
+            FamilyOp::PutSource(key) | FamilyOp::DeleteSource(key) => sources.push(*key),
+            FamilyOp::PutCidr(index, row) => {
+                ids.push(*index);
+                cidrs.push(*row);
+            }
             FamilyOp::DeleteService(key) => services.push(*key),
             FamilyOp::DeleteAddress(addr) => addresses.push(*addr),
         }
@@ -101,6 +115,11 @@ where
         Kind::Slots => sys::update_batch(maps.slots.as_fd(), &ids, &slots),
         Kind::Services => sys::update_batch(maps.services.as_fd(), &services, &service_rows),
         Kind::Addresses => sys::update_batch(maps.addresses.as_fd(), &addresses, &address_rows),
+        Kind::Sources => {
+            sys::update_batch(maps.sources.as_fd(), &sources, &vec![1u32; sources.len()])
+        }
+        Kind::Cidrs => sys::update_batch(maps.cidrs.as_fd(), &ids, &cidrs),
+        Kind::DeleteSources => sys::delete_batch(maps.sources.as_fd(), &sources),
         Kind::DeleteServices => sys::delete_batch(maps.services.as_fd(), &services),
         Kind::DeleteAddresses => sys::delete_batch(maps.addresses.as_fd(), &addresses),
         Kind::Names | Kind::DeleteNames => unreachable!("not an operation of a family"),
@@ -170,6 +189,7 @@ impl Datapath for KernelDatapath {
             services: sizes.services,
             backends: sizes.services,
             slots: sizes.slots,
+            sources: sizes.services,
         }
     }
 }
@@ -186,11 +206,13 @@ pub fn snapshot(pins: &Pins) -> io::Result<Snapshot> {
 /// What the maps of one family hold.
 fn snapshot_family<A>(maps: &FamilyMaps) -> io::Result<FamilySnapshot<A>>
 where
-    A: Row + Ord,
+    A: Row + Ord + Addr,
     BackendRow<A>: Row,
     ServiceKey<A>: Row,
     FlowKey<A>: Row,
     FlowRow<A>: Row,
+    SourceKey<A>: Row,
+    Network<A>: Row,
 {
     let services: BTreeMap<_, _> = maps
         .services()?
@@ -215,5 +237,13 @@ where
         services,
         backends: maps.backends()?.into_iter().collect(),
         slots,
+        sources: pins::rows::<SourceKey<A>, u32>(&maps.sources)?
+            .into_iter()
+            .map(|(key, _)| source_of(&key))
+            .collect(),
+        cidrs: pins::rows::<u32, Network<A>>(&maps.cidrs)?
+            .into_iter()
+            .filter(|(_, row)| row.mask != A::UNSPECIFIED)
+            .collect(),
     })
 }

@@ -9,9 +9,12 @@ pub mod loader;
 pub mod pins;
 pub mod sys;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use proxy_common::service::{AddressRow, BackendRow, NameRow, ServiceKey, ServiceRow};
+use proxy_common::service::{
+    AddressRow, BackendRow, NameRow, Network, SOURCE_SERVICE_BITS, ServiceKey, ServiceRow,
+    SourceKey, SourceRange,
+};
 
 /// One write to the maps of one IP family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,10 +33,16 @@ pub enum FamilyOp<A> {
     PutService(ServiceKey<A>, ServiceRow),
     /// An address becomes ours, or changes its meaning.
     PutAddress(A, AddressRow),
+    /// A source range of a service port.
+    PutSource(SourceKey<A>),
+    /// Row of `SERVICE_CIDRS`.
+    PutCidr(u32, Network<A>),
     /// A front end goes. No error if it is not there.
     DeleteService(ServiceKey<A>),
     /// An address is no longer ours. No error if it is not there.
     DeleteAddress(A),
+    /// A source range goes. No error if it is not there.
+    DeleteSource(SourceKey<A>),
 }
 
 /// One write to the maps.
@@ -60,6 +69,10 @@ pub struct FamilySnapshot<A: Ord> {
     pub backends: BTreeMap<u32, BackendRow<A>>,
     /// Slots that some service row points at.
     pub slots: BTreeMap<u32, u32>,
+    /// `SOURCES`, as (service port id, length of the prefix, address).
+    pub sources: BTreeSet<(u32, u8, A)>,
+    /// Rows of `SERVICE_CIDRS` that say something.
+    pub cidrs: BTreeMap<u32, Network<A>>,
 }
 
 impl<A: Ord> Default for FamilySnapshot<A> {
@@ -69,6 +82,8 @@ impl<A: Ord> Default for FamilySnapshot<A> {
             services: BTreeMap::new(),
             backends: BTreeMap::new(),
             slots: BTreeMap::new(),
+            sources: BTreeSet::new(),
+            cidrs: BTreeMap::new(),
         }
     }
 }
@@ -84,6 +99,18 @@ pub struct Snapshot {
     pub names: BTreeMap<u32, NameRow>,
 }
 
+/// A source range as the key of its row.
+pub fn source_key<A>(service: u32, len: u8, addr: A) -> SourceKey<A> {
+    let range = SourceRange { service: service.to_be_bytes(), addr };
+    SourceKey { prefix_len: SOURCE_SERVICE_BITS + u32::from(len), range }
+}
+
+/// The other way.
+pub fn source_of<A: Copy>(key: &SourceKey<A>) -> (u32, u8, A) {
+    let len = key.prefix_len.saturating_sub(SOURCE_SERVICE_BITS);
+    (u32::from_be_bytes(key.range.service), len as u8, key.range.addr)
+}
+
 /// Rows each table can hold, per family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -95,6 +122,8 @@ pub struct Capacity {
     pub backends: u32,
     /// `SLOTS`.
     pub slots: u32,
+    /// `SOURCES`.
+    pub sources: u32,
 }
 
 /// A write that the maps refused.

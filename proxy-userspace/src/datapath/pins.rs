@@ -116,6 +116,12 @@ pub struct FamilyMaps {
     pub embryos: OwnedFd,
     /// `SOCKETS`.
     pub sockets: OwnedFd,
+    /// `SOURCES`.
+    pub sources: OwnedFd,
+    /// `AFFINITY`.
+    pub affinity: OwnedFd,
+    /// `SERVICE_CIDRS`.
+    pub cidrs: OwnedFd,
 }
 
 /// All pinned maps.
@@ -167,6 +173,9 @@ impl Pins {
                 flows: open("FLOWS")?,
                 embryos: open("EMBRYOS")?,
                 sockets: open("SOCKETS")?,
+                sources: open("SOURCES")?,
+                affinity: open("AFFINITY")?,
+                cidrs: open("SERVICE_CIDRS")?,
             })
         };
         let (v4, v6) = (family(4)?, family(6)?);
@@ -177,6 +186,7 @@ impl Pins {
             flows: rows(&v4.flows),
             embryos: rows(&v4.embryos),
             sockets: rows(&v4.sockets),
+            affinity: rows(&v4.affinity),
         };
         Ok(Self {
             devices: open(&paths, "DEVICES")?,
@@ -232,8 +242,13 @@ impl Pins {
 
     /// A counter, summed over the CPUs.
     pub fn counter(&self, counter: Counter) -> io::Result<u64> {
+        self.counter_row(counter as u32)
+    }
+
+    /// A row of `COUNTERS`, summed over the CPUs.
+    pub fn counter_row(&self, row: u32) -> io::Result<u64> {
         let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
-        let values = sys::lookup_per_cpu(self.counters.as_fd(), counter as u32, cpus)?;
+        let values = sys::lookup_per_cpu(self.counters.as_fd(), row, cpus)?;
         Ok(values.iter().sum())
     }
 }

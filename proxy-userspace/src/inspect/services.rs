@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use proxy_common::{
     Addr as _,
     service::{
-        Pool, SERVICE_CLUSTER_IP, SERVICE_EXTERNAL_IP, SERVICE_LOAD_BALANCER, SERVICE_NODE_PORT,
+        Pool, SERVICE_CLUSTER_IP, SERVICE_EXTERNAL_IP, SERVICE_INSIDE_LOCAL, SERVICE_LOAD_BALANCER,
+        SERVICE_NODE_PORT, SERVICE_OUTSIDE_LOCAL, SERVICE_SOURCE_RANGES,
     },
 };
 use serde::Serialize;
@@ -31,6 +32,12 @@ pub struct Service {
     pub inside: Vec<String>,
     /// Endpoints for everybody else.
     pub outside: Vec<String>,
+    /// For whom only endpoints of this node count: `inside`, `outside`.
+    pub local_only: Vec<&'static str>,
+    /// Networks that may use it; `None`: all.
+    pub source_ranges: Option<Vec<String>>,
+    /// Session affinity by client address, in seconds; zero: none.
+    pub affinity_seconds: u32,
     /// Service port id.
     pub id: u32,
 }
@@ -63,22 +70,54 @@ fn family<F: Family>(snapshot: &Snapshot, names: &Names) -> Vec<Service> {
             frontend: frontend(*addr, *port, *proto),
             inside: members::<F>(snapshot, row.inside),
             outside: members::<F>(snapshot, row.outside),
+            local_only: labels(
+                row.flags,
+                &[(SERVICE_INSIDE_LOCAL, "inside"), (SERVICE_OUTSIDE_LOCAL, "outside")],
+            ),
+            source_ranges: (row.flags & SERVICE_SOURCE_RANGES != 0)
+                .then(|| ranges::<F>(snapshot, row.service)),
+            affinity_seconds: row.affinity,
             id: row.service,
         })
         .collect()
 }
 
 fn kinds(flags: u32) -> Vec<&'static str> {
-    [
-        (SERVICE_CLUSTER_IP, "ClusterIP"),
-        (SERVICE_NODE_PORT, "NodePort"),
-        (SERVICE_LOAD_BALANCER, "LoadBalancer"),
-        (SERVICE_EXTERNAL_IP, "ExternalIP"),
-    ]
-    .into_iter()
-    .filter(|(flag, _)| flags & flag != 0)
-    .map(|(_, name)| name)
-    .collect()
+    labels(
+        flags,
+        &[
+            (SERVICE_CLUSTER_IP, "ClusterIP"),
+            (SERVICE_NODE_PORT, "NodePort"),
+            (SERVICE_LOAD_BALANCER, "LoadBalancer"),
+            (SERVICE_EXTERNAL_IP, "ExternalIP"),
+        ],
+    )
+}
+
+fn labels(flags: u32, all: &[(u32, &'static str)]) -> Vec<&'static str> {
+    all.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, label)| *label).collect()
+}
+
+fn ranges<F: Family>(snapshot: &FamilySnapshot<F::Addr>, service: u32) -> Vec<String> {
+    let of_service = snapshot.sources.iter().filter(|(id, ..)| *id == service);
+    of_service.map(|(_, len, addr)| format!("{}/{len}", F::ip(*addr))).collect()
+}
+
+/// What holds beside the endpoints, in words.
+fn notes(row: &Service) -> String {
+    let mut notes = Vec::new();
+    match row.local_only.as_slice() {
+        [] => {}
+        ["inside", "outside"] => notes.push("local endpoints only".to_owned()),
+        some => notes.push(format!("local endpoints only for {}", some.join(","))),
+    }
+    if let Some(ranges) = &row.source_ranges {
+        notes.push(format!("from {}", list(ranges)));
+    }
+    if row.affinity_seconds > 0 {
+        notes.push(format!("affinity {} s", row.affinity_seconds));
+    }
+    if notes.is_empty() { "-".to_owned() } else { notes.join("; ") }
 }
 
 /// Endpoints of a pool; a slot whose backend cannot be found, as `#id`.
@@ -97,7 +136,8 @@ fn members<F: Family>(snapshot: &FamilySnapshot<F::Addr>, pool: Pool) -> Vec<Str
 /// For people. Most services have the same endpoints for everybody, so those of the outside are
 /// listed only where they differ.
 pub fn table(rows: &[Service]) -> Table {
-    let mut table = Table::new(&["SERVICE", "TYPE", "FRONTEND", "ENDPOINTS", "OUTSIDE", "ID"]);
+    let mut table =
+        Table::new(&["SERVICE", "TYPE", "FRONTEND", "ENDPOINTS", "OUTSIDE", "NOTES", "ID"]);
     for row in rows {
         table.row([
             row.service.clone(),
@@ -105,6 +145,7 @@ pub fn table(rows: &[Service]) -> Table {
             row.frontend.clone(),
             list(&row.inside),
             if row.outside == row.inside { "same".to_owned() } else { list(&row.outside) },
+            notes(row),
             row.id.to_string(),
         ]);
     }
@@ -126,12 +167,30 @@ mod tests {
             cells.filter(|cell| !cell.is_empty()).collect::<Vec<_>>()
         };
         let three = "10.1.2.1:8080,10.1.2.2:8080,10.1.2.3:8080 + 2 more";
+        let local = "local endpoints only for outside";
+        let ranged = "local endpoints only for outside; from 203.0.113.0/24";
         let expected = [
-            ["SERVICE", "TYPE", "FRONTEND", "ENDPOINTS", "OUTSIDE", "ID"],
-            ["kube-system/dns", "ClusterIP", "[fd00::a]:53/UDP", "<none>", "same", "9"],
-            ["shop/cart:http", "NodePort", "*:30080/TCP", three, "10.1.1.5:8080", "7"],
-            ["shop/cart:http", "LoadBalancer", "10.8.0.10:80/TCP", three, "10.1.1.5:8080", "7"],
-            ["shop/cart:http", "ClusterIP", "10.96.0.10:80/TCP", three, "same", "7"],
+            ["SERVICE", "TYPE", "FRONTEND", "ENDPOINTS", "OUTSIDE", "NOTES", "ID"],
+            [
+                "kube-system/dns",
+                "ClusterIP",
+                "[fd00::a]:53/UDP",
+                "<none>",
+                "same",
+                "affinity 10800 s",
+                "9",
+            ],
+            ["shop/cart:http", "NodePort", "*:30080/TCP", three, "10.1.1.5:8080", local, "7"],
+            [
+                "shop/cart:http",
+                "LoadBalancer",
+                "10.8.0.10:80/TCP",
+                three,
+                "10.1.1.5:8080",
+                ranged,
+                "7",
+            ],
+            ["shop/cart:http", "ClusterIP", "10.96.0.10:80/TCP", three, "same", "-", "7"],
         ];
         assert_eq!(text.lines().map(cells).collect::<Vec<_>>(), expected, "{text}");
     }
@@ -150,6 +209,9 @@ mod tests {
                 "frontend": "10.96.0.10:80/TCP",
                 "inside": all,
                 "outside": all,
+                "localOnly": [],
+                "sourceRanges": null,
+                "affinitySeconds": 0,
                 "id": 7,
             })
         );

@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, io, net::IpAddr, os::fd::AsFd, path::Path};
 use anyhow::{Context as _, Result};
 use proxy_common::{
     Row,
-    config::{CONFIG_LOCALHOST_NODE_PORTS, NodeConfig},
+    config::{CONFIG_LOCALHOST_NODE_PORTS4, CONFIG_LOCALHOST_NODE_PORTS6, NodeConfig},
     counter::Counter,
     device::{DEVICE_STACKED, DeviceRow, ROLE_UPLINK, ROLE_WORKLOAD},
     flow::{FlowKey, FlowRow},
-    service::BACKEND_GONE,
+    service::{AffinityKey, AffinityRow, BACKEND_GONE},
     socket::{SocketKey, SocketRow},
 };
 use serde::Serialize;
@@ -50,8 +50,8 @@ pub struct Status {
 pub struct Node {
     /// Version of the layout that programs and maps share.
     pub abi: u32,
-    /// NodePorts on loopback addresses.
-    pub localhost_node_ports: bool,
+    /// Loopback networks where NodePorts answer.
+    pub localhost_node_ports: Vec<&'static str>,
     /// Ports for source NAT, first and last.
     pub source_nat_ports: [u16; 2],
     /// Source NAT addresses where the egress device has none.
@@ -160,7 +160,14 @@ fn addresses(v4: [u8; 4], v6: [u8; 16]) -> Vec<IpAddr> {
 fn node(row: &NodeConfig) -> Node {
     Node {
         abi: row.abi,
-        localhost_node_ports: row.flags & CONFIG_LOCALHOST_NODE_PORTS != 0,
+        localhost_node_ports: [
+            (CONFIG_LOCALHOST_NODE_PORTS4, "127.0.0.0/8"),
+            (CONFIG_LOCALHOST_NODE_PORTS6, "::1/128"),
+        ]
+        .into_iter()
+        .filter(|(flag, _)| row.flags & flag != 0)
+        .map(|(_, network)| network)
+        .collect(),
         source_nat_ports: [row.snat_first, row.snat_last],
         masquerade: addresses(row.masquerade4, row.masquerade6),
     }
@@ -225,12 +232,15 @@ where
     FlowRow<F::Addr>: Row,
     SocketKey<F::Addr>: Row,
     SocketRow<F::Addr>: Row,
+    AffinityKey<F::Addr>: Row,
 {
-    let FamilySnapshot { addresses, services, backends, slots } = F::of(snapshot);
+    let FamilySnapshot { addresses, services, backends, slots, sources, cidrs: _ } =
+        F::of(snapshot);
     let live = backends.values().filter(|row| row.state != BACKEND_GONE).count();
     let flows = pins::count::<FlowKey<F::Addr>, FlowRow<F::Addr>>(&maps.flows);
     let embryos = pins::count::<FlowKey<F::Addr>, FlowRow<F::Addr>>(&maps.embryos);
     let sockets = pins::count::<SocketKey<F::Addr>, SocketRow<F::Addr>>(&maps.sockets);
+    let affinity = pins::count::<AffinityKey<F::Addr>, AffinityRow>(&maps.affinity);
     let sizes = pins.sizes;
     let number = if F::IPV4 { 4 } else { 6 };
     Ok([
@@ -238,6 +248,8 @@ where
         ("SERVICES", services.len(), sizes.services),
         ("SLOTS", slots.len(), sizes.slots),
         ("BACKENDS", live, sizes.services),
+        ("SOURCES", sources.len(), sizes.services),
+        ("AFFINITY", affinity.context("read AFFINITY")?, sizes.affinity),
         ("FLOWS", flows.context("read FLOWS")?, sizes.flows),
         ("EMBRYOS", embryos.context("read EMBRYOS")?, sizes.embryos),
         ("SOCKETS", sockets.context("read SOCKETS")?, sizes.sockets),
@@ -255,7 +267,11 @@ pub fn render(status: &Status) -> String {
         "not running; the datapath goes on with what it has"
     };
     let node = &status.node;
-    let loopback = if node.localhost_node_ports { "yes" } else { "no" };
+    let loopback = if node.localhost_node_ports.is_empty() {
+        "no".to_owned()
+    } else {
+        node.localhost_node_ports.join(", ")
+    };
     let [first, last] = node.source_nat_ports;
     let sockets: Vec<&str> =
         status.links.iter().map(|l| l.name.as_str()).filter(|n| n.starts_with("sock")).collect();
@@ -316,6 +332,7 @@ pub fn render(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proxy_common::service::Network;
     use serde_json::json;
 
     fn status() -> Status {
@@ -343,13 +360,15 @@ mod tests {
             node: node(&NodeConfig {
                 host_netns: 1,
                 tick_shift: 10,
-                flags: CONFIG_LOCALHOST_NODE_PORTS,
+                flags: CONFIG_LOCALHOST_NODE_PORTS4,
                 abi: 4,
                 hz: 1000,
                 snat_first: 1024,
                 snat_last: 29_999,
                 masquerade4: [10, 9, 0, 1],
                 masquerade6: [0; 16],
+                pods4: Network { addr: [0; 4], mask: [0; 4] },
+                pods6: Network { addr: [0; 16], mask: [0; 16] },
                 timeouts: proxy_common::flow::Timeouts::SECONDS,
             }),
             devices: vec![
@@ -371,7 +390,7 @@ mod tests {
 Agent: not running; the datapath goes on with what it has
 Layout: version 4
 Source NAT: ports 1024 to 29999, from 10.9.0.1 where a device has no address
-NodePorts on loopback addresses: yes
+NodePorts on loopback addresses: 127.0.0.0/8
 Socket programs: sock4_connect
 
 DEVICE   INDEX   ROLE       STACKED   HOOKS                  ATTACHED   SOURCE NAT ADDRESSES
@@ -398,7 +417,7 @@ tc     translate   new-flow   7
                 "agentRunning": false,
                 "node": {
                     "abi": 4,
-                    "localhostNodePorts": true,
+                    "localhostNodePorts": ["127.0.0.0/8"],
                     "sourceNatPorts": [1024, 29999],
                     "masquerade": ["10.9.0.1"],
                 },

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::plan::Usage;
+use crate::{model::Finding, plan::Usage};
+use std::time::Duration;
 
 /// Tables of a node whose packet path has seen one new flow and refused two packets.
 struct Made;
@@ -13,10 +14,11 @@ impl Tables for Made {
         Sizes::default()
     }
 
-    fn counter(&self, counter: Counter) -> io::Result<u64> {
-        Ok(match counter {
-            Counter::NewFlow => 1,
-            Counter::RefuseNoEndpoint => 2,
+    fn counter(&self, row: u32) -> io::Result<u64> {
+        Ok(match row {
+            _ if row == Counter::NewFlow as u32 => 1,
+            _ if row == Counter::RefuseNoEndpoint as u32 => 2,
+            _ if row == new_flows(FrontEnd::Loopback, true, true) => 3,
             _ => 0,
         })
     }
@@ -46,17 +48,28 @@ fn scraped() -> String {
             backends: [9, 10],
             slots: [11, 12],
             addresses: [13, 14],
+            sources: [15, 16],
+            no_local: [[17, 18], [19, 20]],
         },
+        findings: vec![Finding {
+            kind: "EndpointSlice",
+            object: crate::model::ObjectKey { namespace: "shop".into(), name: "cart-1".into() },
+            reason: "InvalidEndpoints",
+            field: "endpoints[0].addresses[0]".into(),
+            message: "unusable".into(),
+        }],
         ..Status::default()
     });
-    let observe = metrics.sync_observer();
-    observe(Duration::from_millis(3), true);
-    observe(Duration::from_millis(1), false);
+    let observe = metrics.observer();
+    observe(Observation::Sync { duration: Duration::from_millis(3), full: true });
+    observe(Observation::Sync { duration: Duration::from_millis(1), full: false });
+    observe(Observation::Programmed { ipv4: true, latency: Duration::from_millis(300) });
     metrics.swept(&Sweep {
         flows: [20, 21],
         embryos: [22, 23],
-        deleted: 24,
-        duration: Duration::from_millis(2),
+        affinity: [24, 25],
+        deleted: [26, 27],
+        duration: [Duration::from_millis(2); 2],
         front_addresses: Default::default(),
     });
     metrics.render().unwrap()
@@ -94,6 +107,9 @@ fn shapes(text: &str) -> BTreeSet<String> {
 #[test]
 fn names_types_and_labels_are_as_documented() {
     let expected: BTreeSet<String> = "
+        kubeproxy_conntrack_reconciler_deleted_entries_total counter ip_family
+        kubeproxy_conntrack_reconciler_sync_duration_seconds histogram ip_family
+        kubeproxy_network_programming_duration_seconds histogram ip_family
         kubeproxy_proxy_healthz_total counter code
         kubeproxy_proxy_livez_total counter code
         kubeproxy_sync_full_proxy_rules_duration_seconds histogram ip_family
@@ -103,13 +119,13 @@ fn names_types_and_labels_are_as_documented() {
         kubeproxy_sync_proxy_rules_endpoint_changes_total counter
         kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds gauge ip_family
         kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge ip_family
+        kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge ip_family,traffic_policy
         kubeproxy_sync_proxy_rules_service_changes_pending gauge
         kubeproxy_sync_proxy_rules_service_changes_total counter
         weir_build_info gauge version
+        weir_datapath_new_flows_total counter frontend,ip_family,protocol
         weir_datapath_packets_total counter hook,reason,verdict
-        weir_findings gauge
-        weir_flow_sweep_deleted_total counter
-        weir_flow_sweep_duration_seconds histogram
+        weir_findings gauge kind,reason
         weir_sync_failures_total counter
         weir_table_capacity gauge table
         weir_table_entries gauge table"
@@ -163,8 +179,27 @@ fn values_are_where_they_belong() {
         ("weir_table_entries{table=\"FLOWS6\"}", 21.0),
         ("weir_table_entries{table=\"EMBRYOS4\"}", 22.0),
         ("weir_table_capacity{table=\"FLOWS4\"}", 262_144.0),
-        ("weir_flow_sweep_deleted_total", 24.0),
-        ("weir_flow_sweep_duration_seconds_count", 1.0),
+        ("weir_table_entries{table=\"SOURCES6\"}", 16.0),
+        ("weir_table_entries{table=\"AFFINITY4\"}", 24.0),
+        ("kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv6\"}", 27.0),
+        ("kubeproxy_conntrack_reconciler_sync_duration_seconds_count{ip_family=\"IPv4\"}", 1.0),
+        (
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.25\"}",
+            0.0,
+        ),
+        (
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv4\",le=\"0.5\"}",
+            1.0,
+        ),
+        (
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family=\"IPv4\",traffic_policy=\"external\"}",
+            18.0,
+        ),
+        ("weir_findings{kind=\"EndpointSlice\",reason=\"InvalidEndpoints\"}", 1.0),
+        (
+            "weir_datapath_new_flows_total{frontend=\"loopback\",ip_family=\"IPv6\",protocol=\"UDP\"}",
+            3.0,
+        ),
         ("kubeproxy_proxy_livez_total{code=\"503\"}", 0.0),
     ] {
         assert_eq!(series.get(name), Some(&value), "{name} in\n{text}");

@@ -27,7 +27,10 @@ struct Uses {
 #[derive(Debug)]
 pub(super) struct AddressTable<F: Family> {
     uses: BTreeMap<F::Addr, Uses>,
+    /// Addresses of the node.
     node: BTreeSet<F::Addr>,
+    /// Those of them where NodePorts answer.
+    node_ports: BTreeSet<F::Addr>,
     /// Flags in the map.
     applied: BTreeMap<F::Addr, u32>,
     touched: BTreeSet<F::Addr>,
@@ -41,6 +44,7 @@ impl<F: Family> AddressTable<F> {
         Self {
             uses: BTreeMap::new(),
             node: BTreeSet::new(),
+            node_ports: BTreeSet::new(),
             applied: BTreeMap::new(),
             touched: BTreeSet::new(),
             released: BTreeSet::new(),
@@ -101,11 +105,15 @@ impl<F: Family> AddressTable<F> {
         }
     }
 
-    /// The node's addresses, of both families.
-    pub fn set_node(&mut self, addresses: &BTreeSet<IpAddr>) {
-        let new: BTreeSet<_> = addresses.iter().filter_map(|ip| F::addr(*ip)).collect();
-        self.touched.extend(self.node.symmetric_difference(&new).copied());
-        self.node = new;
+    /// The node's addresses, and those where NodePorts answer; of both families.
+    pub fn set_node(&mut self, addresses: &BTreeSet<IpAddr>, node_ports: &BTreeSet<IpAddr>) {
+        let own = |list: &BTreeSet<IpAddr>| list.iter().filter_map(|ip| F::addr(*ip)).collect();
+        for (old, new) in
+            [(&mut self.node, own(addresses)), (&mut self.node_ports, own(node_ports))]
+        {
+            self.touched.extend(old.symmetric_difference(&new).copied());
+            *old = new;
+        }
     }
 
     /// Addresses kept for flows only.
@@ -132,7 +140,10 @@ impl<F: Family> AddressTable<F> {
             }
         }
         if self.node.contains(addr) {
-            flags |= ADDRESS_NODE | ADDRESS_MASQUERADE;
+            flags |= ADDRESS_MASQUERADE;
+        }
+        if self.node_ports.contains(addr) {
+            flags |= ADDRESS_NODE;
         }
         flags
     }

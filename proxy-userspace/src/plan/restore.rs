@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use proxy_common::service::{BACKEND_GONE, BackendRow, Pool, ServiceKey};
+use proxy_common::service::{
+    BACKEND_GONE, BackendRow, Pool, SERVICE_INSIDE_LOCAL, SERVICE_OUTSIDE_LOCAL, ServiceKey,
+};
 
 use super::{
     Planner, PortKey, parse_name,
@@ -10,7 +12,7 @@ use super::{
 };
 use crate::{
     alloc::Range,
-    datapath::{FamilyOp, Op, Snapshot},
+    datapath::{FamilyOp, Op, Snapshot, source_key},
     family::Family,
 };
 
@@ -32,6 +34,8 @@ impl Planner {
         }
         self.leftovers.extend(self.ports4.restore(snapshot, &owners, now));
         self.leftovers.extend(self.ports6.restore(snapshot, &owners, now));
+        self.cidrs4 = snapshot.v4.cidrs.clone();
+        self.cidrs6 = snapshot.v6.cidrs.clone();
         self.addresses4.restore(&snapshot.v4.addresses);
         self.addresses6.restore(&snapshot.v6.addresses);
         for port in self.ports4.ports.values() {
@@ -69,23 +73,28 @@ impl<F: Family> PortTable<F> {
                     .collect(),
             };
             let applied = self.ports.entry(owner.clone()).or_default();
-            if applied.fronts.is_empty() {
-                applied.inside = read(row.inside);
-                applied.outside = read(row.outside);
+            for (pool, local) in
+                [(row.inside, SERVICE_INSIDE_LOCAL), (row.outside, SERVICE_OUTSIDE_LOCAL)]
+            {
+                let held =
+                    if row.flags & local != 0 { &mut applied.local } else { &mut applied.cluster };
+                if held.range.count == 0 {
+                    *held = read(pool);
+                }
             }
             // A row that differs from its siblings is written again with the first plan.
             applied.fronts.insert((*addr, *port, *proto), *row);
         }
         for applied in self.ports.values_mut() {
-            let shared = applied.outside.range == applied.inside.range;
-            for (pool, skip) in [(&mut applied.inside, false), (&mut applied.outside, shared)] {
+            let shared = applied.local.range == applied.cluster.range;
+            for (pool, skip) in [(&mut applied.cluster, false), (&mut applied.local, shared)] {
                 // Ranges that contradict each other are not ours to trust: write new ones.
                 if !skip && !self.slots.restore(pool.range) {
                     *pool = Slotted::default();
                 }
             }
             if shared {
-                applied.outside = applied.inside.clone();
+                applied.local = applied.cluster.clone();
             }
         }
         for (id, row) in &snapshot.backends {
@@ -106,6 +115,17 @@ impl<F: Family> PortTable<F> {
                     let gone = BackendRow { state: BACKEND_GONE, ..*row };
                     leftovers.push(F::op(FamilyOp::PutBackend(*id, gone)));
                     self.backend_ids.free(*id, now);
+                }
+            }
+        }
+        for (id, len, addr) in &snapshot.sources {
+            let owner = owners.get(id).and_then(|key| self.ports.get_mut(key));
+            match owner {
+                Some(applied) => {
+                    applied.sources.insert((*len, *addr));
+                }
+                None => {
+                    leftovers.push(F::op(FamilyOp::DeleteSource(source_key(*id, *len, *addr))));
                 }
             }
         }

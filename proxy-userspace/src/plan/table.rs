@@ -9,17 +9,20 @@ use std::{
 use proxy_common::{
     Addr as _,
     service::{
-        BACKEND_ACTIVE, BACKEND_DRAINING, BACKEND_GONE, BACKEND_HOST, BACKEND_LOCAL, BackendRow,
-        Pool, ServiceKey, ServiceRow,
+        BACKEND_ACTIVE, BACKEND_DRAINING, BACKEND_GONE, BACKEND_HOST, BACKEND_IN_CLUSTER_POOL,
+        BACKEND_IN_LOCAL_POOL, BACKEND_LOCAL, BackendRow, Pool, SERVICE_CLUSTER_IP,
+        SERVICE_ELSEWHERE, SERVICE_INSIDE_LOCAL, SERVICE_LOAD_BALANCER, SERVICE_NODE_ALLOWED,
+        SERVICE_OUTSIDE_LOCAL, SERVICE_SOURCE_RANGES, ServiceKey, ServiceRow,
     },
 };
 
 use super::{Batch, PortKey, addresses::AddressTable};
 use crate::{
     alloc::{Full, Ids, Range, Ranges},
-    datapath::{Capacity, FamilyOp},
+    datapath::{Capacity, FamilyOp, source_key},
     desired::Front,
     family::Family,
+    model::Prefix,
     topology::{Target, Targets},
 };
 
@@ -50,9 +53,14 @@ impl Slotted {
 pub(super) struct Applied<F: Family> {
     pub fronts: BTreeMap<(F::Addr, u16, u8), ServiceRow>,
     pub backends: BTreeMap<(IpAddr, u16), Held>,
-    pub inside: Slotted,
-    /// Has the range of `inside` when the members are the same.
-    pub outside: Slotted,
+    /// Endpoints of the cluster.
+    pub cluster: Slotted,
+    /// Endpoints of this node. Has the range of `cluster` when the members are the same.
+    pub local: Slotted,
+    /// Source ranges, as (length, address).
+    pub sources: BTreeSet<(u8, F::Addr)>,
+    /// Whether the internal or external policy wants an endpoint here and there are only others.
+    pub no_local: [bool; 2],
 }
 
 impl<F: Family> Default for Applied<F> {
@@ -60,8 +68,10 @@ impl<F: Family> Default for Applied<F> {
         Self {
             fronts: BTreeMap::new(),
             backends: BTreeMap::new(),
-            inside: Slotted::default(),
-            outside: Slotted::default(),
+            cluster: Slotted::default(),
+            local: Slotted::default(),
+            sources: BTreeSet::new(),
+            no_local: [false; 2],
         }
     }
 }
@@ -75,7 +85,29 @@ pub(super) struct PortTable<F: Family> {
     /// Last generation of each id ever used.
     pub generations: HashMap<u32, u32>,
     pub service_capacity: u32,
+    source_capacity: u32,
     fronts: u32,
+    sources: u32,
+    no_local: [u32; 2],
+}
+
+/// What a service port is to become in one family.
+#[derive(Debug)]
+pub(super) struct Desired<'a> {
+    /// Its id.
+    pub service: u32,
+    /// Its front ends.
+    pub fronts: &'a [Front],
+    /// Its endpoints.
+    pub targets: Targets,
+    /// Seconds of session affinity; zero: none.
+    pub affinity: u32,
+    /// Who may use its LoadBalancer addresses; `None`: everybody.
+    pub sources: Option<Vec<Prefix>>,
+    /// Whether this node may.
+    pub node_allowed: bool,
+    /// Addresses of this node.
+    pub own: &'a BTreeSet<IpAddr>,
 }
 
 impl<F: Family> PortTable<F> {
@@ -86,7 +118,10 @@ impl<F: Family> PortTable<F> {
             ports: BTreeMap::new(),
             generations: HashMap::new(),
             service_capacity: capacity.services,
+            source_capacity: capacity.sources,
             fronts: 0,
+            sources: 0,
+            no_local: [0; 2],
         }
     }
 
@@ -95,68 +130,62 @@ impl<F: Family> PortTable<F> {
         self.fronts
     }
 
+    /// Source ranges written.
+    pub fn sources(&self) -> u32 {
+        self.sources
+    }
+
+    /// Service ports whose internal or external policy finds no endpoint here, but elsewhere.
+    pub fn no_local(&self) -> [u32; 2] {
+        self.no_local
+    }
+
     /// After a restore.
     pub fn recount(&mut self) {
         self.fronts = self.ports.values().map(|p| p.fronts.len() as u32).sum();
+        self.sources = self.ports.values().map(|p| p.sources.len() as u32).sum();
     }
 
-    /// Brings one service port to `fronts` and `targets`. Either all of it is planned, or nothing
-    /// changes and the error says which table is full.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one call site; a struct would only name it again"
-    )]
+    /// Brings one service port to what is desired. Either all of it is planned, or nothing changes
+    /// and the error says which table is full.
     pub fn update(
         &mut self,
         key: &PortKey,
-        service: u32,
-        fronts: &[Front],
-        targets: Targets,
-        own: &BTreeSet<IpAddr>,
+        desired: &Desired<'_>,
         batch: &mut Batch,
         now: Instant,
         addresses: &mut AddressTable<F>,
     ) -> Result<(), Full> {
-        if fronts.is_empty() {
+        if desired.fronts.is_empty() {
             self.remove(key, batch, now, addresses);
             return Ok(());
         }
         let mut applied = self.ports.remove(key).unwrap_or_default();
-        let result = self.update_applied(
-            &mut applied,
-            service,
-            fronts,
-            &targets,
-            own,
-            batch,
-            now,
-            addresses,
-        );
+        let result = self.update_applied(&mut applied, desired, batch, now, addresses);
         self.ports.insert(key.clone(), applied);
         result
     }
 
-    #[expect(clippy::too_many_arguments, reason = "see `update`")]
     fn update_applied(
         &mut self,
         applied: &mut Applied<F>,
-        service: u32,
-        fronts: &[Front],
-        targets: &Targets,
-        own: &BTreeSet<IpAddr>,
+        desired: &Desired<'_>,
         batch: &mut Batch,
         now: Instant,
         addresses: &mut AddressTable<F>,
     ) -> Result<(), Full> {
-        let wanted = front_keys::<F>(fronts);
+        let service = desired.service;
+        let wanted = front_keys::<F>(desired);
         let added = wanted.keys().filter(|k| !applied.fronts.contains_key(*k));
         self.check_services(added.clone().count() as u32)?;
         addresses.check(added.map(|(addr, _, _)| *addr))?;
+        let sources = source_keys::<F>(desired);
+        self.check_sources(sources.difference(&applied.sources).count() as u32)?;
 
         // Everything that can fail comes before anything is changed.
         let mut fresh = Fresh::default();
-        let planned = self.allocate(applied, targets, own, now, &mut fresh);
-        let (backends, inside, outside) = match planned {
+        let planned = self.allocate(applied, desired, now, &mut fresh);
+        let (backends, cluster, local) = match planned {
             Ok(planned) => planned,
             Err(full) => {
                 fresh.ids.into_iter().for_each(|id| self.backend_ids.give_back(id));
@@ -170,24 +199,30 @@ impl<F: Family> PortTable<F> {
         }
 
         self.emit_backends(applied, backends, service, batch, now);
-        emit_slots::<F>(&applied.inside, &inside, batch);
-        if outside.range != inside.range {
-            emit_slots::<F>(&applied.outside, &outside, batch);
+        emit_slots::<F>(&applied.cluster, &cluster, batch);
+        if local.range != cluster.range {
+            emit_slots::<F>(&applied.local, &local, batch);
         }
-        for range in BTreeSet::from([applied.inside.range, applied.outside.range]) {
-            if range != inside.range && range != outside.range {
+        for range in BTreeSet::from([applied.cluster.range, applied.local.range]) {
+            if range != cluster.range && range != local.range {
                 self.slots.free(range, now);
             }
         }
-        applied.inside = inside;
-        applied.outside = outside;
+        applied.cluster = cluster;
+        applied.local = local;
+        self.emit_sources(applied, sources, service, batch);
+        self.note_no_local(applied, no_local(desired));
 
         for ((addr, port, proto), flags) in &wanted {
+            let pool = |local: u32| {
+                if flags & local != 0 { applied.local.pool() } else { applied.cluster.pool() }
+            };
             let row = ServiceRow {
                 service,
                 flags: *flags,
-                inside: applied.inside.pool(),
-                outside: applied.outside.pool(),
+                inside: pool(SERVICE_INSIDE_LOCAL),
+                outside: pool(SERVICE_OUTSIDE_LOCAL),
+                affinity: desired.affinity,
             };
             let old = applied.fronts.insert((*addr, *port, *proto), row);
             if old != Some(row) {
@@ -209,6 +244,43 @@ impl<F: Family> PortTable<F> {
         Ok(())
     }
 
+    /// New ranges come before the front end that asks for them, old ones go after it.
+    fn emit_sources(
+        &mut self,
+        applied: &mut Applied<F>,
+        sources: BTreeSet<(u8, F::Addr)>,
+        service: u32,
+        batch: &mut Batch,
+    ) {
+        for (len, addr) in sources.difference(&applied.sources) {
+            batch.slots.push(F::op(FamilyOp::PutSource(source_key(service, *len, *addr))));
+            self.sources += 1;
+        }
+        for (len, addr) in applied.sources.difference(&sources) {
+            let key = source_key(service, *len, *addr);
+            batch.gone_backends.push(F::op(FamilyOp::DeleteSource(key)));
+            self.sources -= 1;
+        }
+        applied.sources = sources;
+    }
+
+    fn note_no_local(&mut self, applied: &mut Applied<F>, now: [bool; 2]) {
+        for (i, now) in now.into_iter().enumerate() {
+            self.no_local[i] += u32::from(now);
+            self.no_local[i] -= u32::from(applied.no_local[i]);
+        }
+        applied.no_local = now;
+    }
+
+    fn check_sources(&self, added: u32) -> Result<(), Full> {
+        let free = self.source_capacity.saturating_sub(self.sources);
+        if added > free {
+            let (table, capacity) = (F::SOURCES, self.source_capacity);
+            return Err(Full { table, wanted: added, free, capacity });
+        }
+        Ok(())
+    }
+
     fn check_services(&self, added: u32) -> Result<(), Full> {
         let free = self.service_capacity.saturating_sub(self.fronts);
         if added > free {
@@ -218,56 +290,62 @@ impl<F: Family> PortTable<F> {
         Ok(())
     }
 
-    /// Ids and ranges for the new state.
+    /// Ids and ranges for the new state: backends, pool of the cluster, pool of this node.
     #[expect(clippy::type_complexity, reason = "a triple with one consumer")]
     fn allocate(
         &mut self,
         applied: &Applied<F>,
-        targets: &Targets,
-        own: &BTreeSet<IpAddr>,
+        desired: &Desired<'_>,
         now: Instant,
         fresh: &mut Fresh,
     ) -> Result<(BTreeMap<(IpAddr, u16), Held>, Slotted, Slotted), Full> {
-        let mut backends = BTreeMap::new();
-        for target in targets.inside.iter().chain(&targets.outside) {
-            let at = (target.addr, target.port);
-            if backends.contains_key(&at) {
-                continue;
-            }
-            let flags = backend_flags(target, own);
-            let held = match applied.backends.get(&at) {
-                Some(held) => Held { state: BACKEND_ACTIVE, flags, ..*held },
-                None => {
-                    let id = self.backend_ids.take(now)?;
-                    fresh.ids.push(id);
-                    let last = self.generations.get(&id).copied().unwrap_or(0);
-                    Held { id, generation: last.wrapping_add(1), state: BACKEND_ACTIVE, flags }
+        let targets = &desired.targets;
+        let mut backends: BTreeMap<(IpAddr, u16), Held> = BTreeMap::new();
+        for (list, pool) in
+            [(&targets.cluster, BACKEND_IN_CLUSTER_POOL), (&targets.local, BACKEND_IN_LOCAL_POOL)]
+        {
+            for target in list {
+                let at = (target.addr, target.port);
+                let flags = pool | backend_flags(target, desired.own);
+                if let Some(held) = backends.get_mut(&at) {
+                    held.flags |= flags;
+                    continue;
                 }
-            };
-            backends.insert(at, held);
+                let held = match applied.backends.get(&at) {
+                    Some(held) => Held { state: BACKEND_ACTIVE, flags, ..*held },
+                    None => {
+                        let id = self.backend_ids.take(now)?;
+                        fresh.ids.push(id);
+                        let last = self.generations.get(&id).copied().unwrap_or(0);
+                        Held { id, generation: last.wrapping_add(1), state: BACKEND_ACTIVE, flags }
+                    }
+                };
+                backends.insert(at, held);
+            }
         }
         for target in &targets.draining {
             let at = (target.addr, target.port);
             if let (Some(held), false) = (applied.backends.get(&at), backends.contains_key(&at)) {
-                backends.insert(at, Held { state: BACKEND_DRAINING, ..*held });
+                let flags = backend_flags(target, desired.own);
+                backends.insert(at, Held { state: BACKEND_DRAINING, flags, ..*held });
             }
         }
         let members = |list: &[Target]| -> Vec<u32> {
             list.iter().map(|t| backends[&(t.addr, t.port)].id).collect()
         };
-        let inside = self.slot(members(&targets.inside), &applied.inside, now, fresh)?;
-        let outside_ids = members(&targets.outside);
-        let outside = if outside_ids == inside.ids {
-            inside.clone()
+        let cluster = self.slot(members(&targets.cluster), &applied.cluster, now, fresh)?;
+        let local_ids = members(&targets.local);
+        let local = if local_ids == cluster.ids {
+            cluster.clone()
         } else {
-            let old = if applied.outside.range == inside.range {
+            let old = if applied.local.range == cluster.range {
                 &Slotted::default()
             } else {
-                &applied.outside
+                &applied.local
             };
-            self.slot(outside_ids, old, now, fresh)?
+            self.slot(local_ids, old, now, fresh)?
         };
-        Ok((backends, inside, outside))
+        Ok((backends, cluster, local))
     }
 
     fn slot(
@@ -348,7 +426,9 @@ impl<F: Family> PortTable<F> {
             self.remove_front(&mut applied, front, batch, addresses);
         }
         self.emit_backends(&mut applied, BTreeMap::new(), service, batch, now);
-        for range in BTreeSet::from([applied.inside.range, applied.outside.range]) {
+        self.emit_sources(&mut applied, BTreeSet::new(), service, batch);
+        self.note_no_local(&mut applied, [false; 2]);
+        for range in BTreeSet::from([applied.cluster.range, applied.local.range]) {
             self.slots.free(range, now);
         }
     }
@@ -390,15 +470,50 @@ fn emit_slots<F: Family>(old: &Slotted, new: &Slotted, batch: &mut Batch) {
     }
 }
 
-fn front_keys<F: Family>(fronts: &[Front]) -> BTreeMap<(F::Addr, u16, u8), u32> {
-    fronts
+/// Front ends with the flags of their rows.
+fn front_keys<F: Family>(desired: &Desired<'_>) -> BTreeMap<(F::Addr, u16, u8), u32> {
+    let elsewhere = if desired.targets.any { SERVICE_ELSEWHERE } else { 0 };
+    let allowed = if desired.node_allowed { SERVICE_NODE_ALLOWED } else { 0 };
+    desired
+        .fronts
         .iter()
         .filter_map(|front| {
             let addr = match front.key.addr {
                 Some(ip) => F::addr(ip)?,
                 None => F::Addr::UNSPECIFIED,
             };
-            Some(((addr, front.key.port, front.key.protocol.number()), front.flags))
+            let guarded = desired.sources.is_some() && front.flags & SERVICE_LOAD_BALANCER != 0;
+            let ranges = if guarded { SERVICE_SOURCE_RANGES | allowed } else { 0 };
+            let flags = front.flags | elsewhere | ranges;
+            Some(((addr, front.key.port, front.key.protocol.number()), flags))
         })
         .collect()
+}
+
+/// The source ranges of this family. Where the node itself may come in, its LoadBalancer
+/// addresses may too: assigned to the node, they are the source of what it sends to itself.
+fn source_keys<F: Family>(desired: &Desired<'_>) -> BTreeSet<(u8, F::Addr)> {
+    let Some(ranges) = &desired.sources else { return BTreeSet::new() };
+    let vips = desired
+        .fronts
+        .iter()
+        .filter(|front| desired.node_allowed && front.flags & SERVICE_LOAD_BALANCER != 0)
+        .filter_map(|front| front.key.addr)
+        .map(Prefix::host);
+    let all = ranges.iter().copied().chain(vips);
+    all.filter_map(|p| Some((p.len(), F::addr(p.addr())?))).collect()
+}
+
+/// Whether the internal or external policy wants an endpoint of this node and there are only
+/// others.
+fn no_local(desired: &Desired<'_>) -> [bool; 2] {
+    let none_here = desired.targets.any && desired.targets.local.is_empty();
+    [SERVICE_INSIDE_LOCAL, SERVICE_OUTSIDE_LOCAL].map(|flag| {
+        // A ClusterIP with the internal policy has both flags, and is no external front end.
+        let internal = flag == SERVICE_INSIDE_LOCAL;
+        none_here
+            && desired.fronts.iter().any(|front| {
+                front.flags & flag != 0 && (front.flags & SERVICE_CLUSTER_IP != 0) == internal
+            })
+    })
 }

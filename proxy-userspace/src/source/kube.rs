@@ -18,6 +18,7 @@ use k8s_openapi::{
     api::{
         core::v1::{Node, Service},
         discovery::v1::EndpointSlice,
+        networking::v1::ServiceCIDR,
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
@@ -37,6 +38,9 @@ const STALE: Duration = Duration::from_secs(180);
 /// First pause after an error, doubled each time, up to [`BACKOFF_LAST`].
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 const BACKOFF_LAST: Duration = Duration::from_secs(30);
+
+/// How soon a kind that was not there is asked for again.
+const OPTIONAL_RETRY: Duration = Duration::from_secs(120);
 
 /// How to reach the cluster.
 #[derive(Clone, Debug)]
@@ -93,6 +97,8 @@ pub struct KindStatus {
     pub last_error: Option<String>,
     /// Lists after the first.
     pub relists: u64,
+    /// The cluster does not have it, or does not let us read it.
+    pub absent: bool,
 }
 
 /// What is known of all streams.
@@ -148,6 +154,8 @@ impl SourceStatus {
 /// A kind that is watched.
 trait Kind: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static {
     const NAME: &'static str;
+    /// A cluster that has no such kind, or does not let us read it, is served without.
+    const OPTIONAL: bool = false;
     /// Drops what nobody reads: managed fields are more than half of an object.
     fn trim(&mut self);
     fn event(change: Change<Self>) -> Event;
@@ -213,6 +221,22 @@ impl Kind for Node {
     }
 }
 
+impl Kind for ServiceCIDR {
+    const NAME: &'static str = "ServiceCIDRs";
+    /// Only traffic to addresses that nobody has depends on them.
+    const OPTIONAL: bool = true;
+    fn trim(&mut self) {
+        trim_meta(&mut self.metadata);
+        self.status = None;
+    }
+    fn event(change: Change<Self>) -> Event {
+        Event::ServiceCidr(change)
+    }
+    fn key(&self) -> ObjectKey {
+        convert::key(&self.metadata)
+    }
+}
+
 /// Follows the cluster until the reader of `events` is gone. Fails only if the configuration
 /// cannot be used; a server that is away is waited for.
 pub async fn run(config: KubeConfig, events: EventSender, status: SharedStatus) -> Result<()> {
@@ -220,7 +244,7 @@ pub async fn run(config: KubeConfig, events: EventSender, status: SharedStatus) 
     {
         let mut status = lock(&status);
         status.host = host;
-        for name in [Service::NAME, EndpointSlice::NAME, Node::NAME] {
+        for name in [Service::NAME, EndpointSlice::NAME, Node::NAME, ServiceCIDR::NAME] {
             status.kinds.entry(name).or_default();
         }
     }
@@ -229,12 +253,14 @@ pub async fn run(config: KubeConfig, events: EventSender, status: SharedStatus) 
         .fields("spec.clusterIP!=None");
     let slices = watcher::Config::default().labels("!service.kubernetes.io/headless");
     let node = watcher::Config::default().fields(&format!("metadata.name={}", config.node_name));
-    let (services, slices, node) = tokio::join!(
+    let cidrs = watcher::Config::default();
+    let (services, slices, node, cidrs) = tokio::join!(
         follow::<Service>(Api::all(client.clone()), services, &config, &events, &status),
         follow::<EndpointSlice>(Api::all(client.clone()), slices, &config, &events, &status),
         follow::<Node>(Api::all(client.clone()), node, &config, &events, &status),
+        follow::<ServiceCIDR>(Api::all(client.clone()), cidrs, &config, &events, &status),
     );
-    services.and(slices).and(node)
+    services.and(slices).and(node).and(cidrs)
 }
 
 /// What an error means to an operator.
@@ -316,6 +342,13 @@ where
                 }
                 Err(error) => {
                     let (code, text) = explain(&error, K::NAME);
+                    if K::OPTIONAL && matches!(code.as_str(), "403" | "404") {
+                        if do_without::<K>(&text, events, status).await.is_err() {
+                            return Ok(());
+                        }
+                        tokio::time::sleep(jitter(OPTIONAL_RETRY)).await;
+                        break;
+                    }
                     note_error(status, K::NAME, &code, &text);
                     let initial = matches!(
                         error,
@@ -335,6 +368,26 @@ where
             }
         }
     }
+}
+
+/// Goes on without a kind that the cluster does not have or does not let us read.
+async fn do_without<K: Kind>(
+    text: &str,
+    events: &EventSender,
+    status: &SharedStatus,
+) -> Result<(), tokio::sync::mpsc::error::SendError<Event>> {
+    let first = {
+        let mut status = lock(status);
+        let kind = status.kinds.entry(K::NAME).or_default();
+        let first = !kind.absent;
+        (kind.listed, kind.absent, kind.last_contact) = (true, true, Some(Instant::now()));
+        first
+    };
+    if first {
+        tracing::info!(kind = K::NAME, reason = text, "served without");
+        events.send(K::event(Change::Replaced(Vec::new()))).await?;
+    }
+    Ok(())
 }
 
 /// Between half of and the whole pause, so that the nodes of a cluster do not come back together.
@@ -383,7 +436,7 @@ async fn hand_on<K: Kind>(
                 status.count("200");
                 let kind = status.kinds.entry(K::NAME).or_default();
                 kind.relists += u64::from(kind.listed);
-                kind.listed = true;
+                (kind.listed, kind.absent) = (true, false);
             }
             if K::NAME == Node::NAME && list.is_empty() {
                 tracing::warn!("this node has no Node object: check --node-name");

@@ -14,6 +14,7 @@ use std::{
 use k8s_openapi::api::{
     core::v1::{Node, Service},
     discovery::v1::EndpointSlice,
+    networking::v1::ServiceCIDR,
 };
 use notify::Watcher as _;
 use serde::Deserialize;
@@ -34,6 +35,7 @@ enum Object {
     Service(Box<Service>),
     EndpointSlice(Box<EndpointSlice>),
     Node(Box<Node>),
+    ServiceCidr(Box<ServiceCIDR>),
 }
 
 /// Kind and name.
@@ -45,6 +47,7 @@ impl Object {
             Self::Service(o) => ("Service", convert::key(&o.metadata)),
             Self::EndpointSlice(o) => ("EndpointSlice", convert::key(&o.metadata)),
             Self::Node(o) => ("Node", convert::key(&o.metadata)),
+            Self::ServiceCidr(o) => ("ServiceCIDR", convert::key(&o.metadata)),
         }
     }
 }
@@ -112,6 +115,9 @@ fn parse(text: &str, note: &mut impl FnMut(String)) -> Result<Vec<Object>, FileE
             (Some("v1"), Some("Node")) => {
                 objects.push(Object::Node(serde_saphyr::from_str(&document).map_err(error)?));
             }
+            (Some("networking.k8s.io/v1"), Some("ServiceCIDR")) => {
+                objects.push(Object::ServiceCidr(serde_saphyr::from_str(&document).map_err(error)?))
+            }
             (Some(_), Some(kind)) if kind.ends_with("List") => {
                 parse_list(value, kind, start, &mut objects, note)?;
             }
@@ -126,7 +132,7 @@ fn parse(text: &str, note: &mut impl FnMut(String)) -> Result<Vec<Object>, FileE
         let metadata = match object {
             Object::Service(o) => &mut o.metadata,
             Object::EndpointSlice(o) => &mut o.metadata,
-            Object::Node(_) => continue,
+            Object::Node(_) | Object::ServiceCidr(_) => continue,
         };
         metadata.namespace.get_or_insert_with(|| "default".to_owned());
         if metadata.name.as_deref().unwrap_or_default().is_empty() {
@@ -158,6 +164,9 @@ fn parse_list(
                 objects.push(Object::EndpointSlice(serde_json::from_value(item).map_err(error)?));
             }
             "Node" => objects.push(Object::Node(serde_json::from_value(item).map_err(error)?)),
+            "ServiceCIDR" => {
+                objects.push(Object::ServiceCidr(serde_json::from_value(item).map_err(error)?));
+            }
             other => note(format!("{other} in a {kind}")),
         }
     }
@@ -266,6 +275,7 @@ impl Directory {
                 .send(match id.0 {
                     "Service" => Event::Service(Change::Deleted(key)),
                     "EndpointSlice" => Event::EndpointSlice(Change::Deleted(key)),
+                    "ServiceCIDR" => Event::ServiceCidr(Change::Deleted(key)),
                     _ => Event::Node(Change::Deleted(key)),
                 })
                 .await?;
@@ -279,6 +289,7 @@ impl Directory {
                     Object::Service(o) => Event::Service(Change::Applied(o)),
                     Object::EndpointSlice(o) => Event::EndpointSlice(Change::Applied(o)),
                     Object::Node(o) => Event::Node(Change::Applied(o)),
+                    Object::ServiceCidr(o) => Event::ServiceCidr(Change::Applied(o)),
                 })
                 .await?;
         }
@@ -288,19 +299,22 @@ impl Directory {
 }
 
 /// The whole set, by kind.
-fn replaced(objects: &BTreeMap<ObjectId, Object>) -> [Event; 3] {
-    let (mut services, mut slices, mut nodes) = (Vec::new(), Vec::new(), Vec::new());
+fn replaced(objects: &BTreeMap<ObjectId, Object>) -> [Event; 4] {
+    let (mut services, mut slices) = (Vec::new(), Vec::new());
+    let (mut nodes, mut cidrs) = (Vec::new(), Vec::new());
     for object in objects.values() {
         match object.clone() {
             Object::Service(o) => services.push(*o),
             Object::EndpointSlice(o) => slices.push(*o),
             Object::Node(o) => nodes.push(*o),
+            Object::ServiceCidr(o) => cidrs.push(*o),
         }
     }
     [
         Event::Service(Change::Replaced(services)),
         Event::EndpointSlice(Change::Replaced(slices)),
         Event::Node(Change::Replaced(nodes)),
+        Event::ServiceCidr(Change::Replaced(cidrs)),
     ]
 }
 

@@ -6,6 +6,7 @@ pub mod manifest;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use k8s_openapi::api::networking::v1::ServiceCIDR;
 
 /// Names one object of a kind. Cluster-scoped objects have an empty namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +48,8 @@ pub enum Event {
     EndpointSlice(Change<EndpointSlice>),
     /// The own Node only.
     Node(Change<Node>),
+    /// ServiceCIDRs; replaced by nothing where the cluster has no such kind.
+    ServiceCidr(Change<ServiceCIDR>),
 }
 
 /// Sources write here; the reconciler reads. Bounded, so that a flood of events waits in the
