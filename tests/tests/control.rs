@@ -18,23 +18,27 @@ use proptest::prelude::*;
 use proxy_userspace::{
     datapath::{Capacity, fake::FakeDatapath},
     model::NodeAddresses,
-    reconcile::{Reconciler, SharedStatus, read},
+    reconcile::{Outputs, Reconciler, SharedStatus, read},
+    settings::Settings,
     source::{Change, Event, ObjectKey, manifest},
 };
 use serde_json::json;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
-const CAPACITY: Capacity = Capacity { addresses: 64, services: 64, backends: 64, slots: 256 };
+const CAPACITY: Capacity =
+    Capacity { addresses: 64, services: 64, backends: 64, slots: 256, sources: 64 };
+/// For random histories, which never fill a table.
+const AMPLE: Capacity =
+    Capacity { addresses: 256, services: 256, backends: 512, slots: 2_048, sources: 512 };
 
 fn reconciler(datapath: &FakeDatapath) -> (Reconciler, SharedStatus) {
     let status = SharedStatus::default();
-    let (node, _) = watch::channel(None);
     let reconciler = Reconciler::new(
         Box::new(datapath.clone()),
         "node1".to_owned(),
         status.clone(),
-        node,
-        Box::new(|_, _| {}),
+        Settings::default(),
+        Outputs::unheard(),
     );
     (reconciler, status)
 }
@@ -55,7 +59,7 @@ fn events(dir: &Path) -> Vec<Event> {
             manifest::run(&dir, "node1", sender, manifest::Problems::default()).await
         });
         let mut events = Vec::new();
-        while events.len() < 3 {
+        while events.len() < 4 {
             events.push(receiver.recv().await.unwrap());
         }
         source.abort();
@@ -103,23 +107,64 @@ fn manifests_give_the_recorded_maps() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Policies and the like; bits of it choose.
+fn traits(number: u8, traits: u8) -> serde_json::Value {
+    let policy = |bit: u8| if traits & bit != 0 { "Local" } else { "Cluster" };
+    let mut spec = json!({
+        "type": "LoadBalancer",
+        "internalTrafficPolicy": policy(1),
+        "externalTrafficPolicy": policy(2),
+    });
+    if traits & 4 != 0 {
+        spec["sessionAffinity"] = "ClientIP".into();
+    }
+    if traits & 8 != 0 {
+        spec["loadBalancerSourceRanges"] = json!(["203.0.113.0/24", format!("10.{number}.0.0/16")]);
+    }
+    if traits & 16 != 0 {
+        spec["externalIPs"] = json!(["10.8.0.1"]);
+    }
+    if traits & 32 != 0 {
+        spec["trafficDistribution"] = "PreferClose".into();
+    }
+    spec
+}
+
 fn service(number: u8, ports: &[u8], created: i64, external: bool) -> Service {
+    with_traits(number, ports, created, if external { 16 } else { 0 })
+}
+
+fn with_traits(number: u8, ports: &[u8], created: i64, bits: u8) -> Service {
     let name = format!("s{number}");
     let ports: Vec<_> = ports
         .iter()
         .map(|p| json!({"name": format!("p{p}"), "port": 80 + u16::from(*p), "nodePort": 30_000 + 10 * i32::from(number) + i32::from(*p)}))
         .collect();
-    let external = if external { json!(["10.8.0.1"]) } else { json!([]) };
+    let mut spec = traits(number, bits);
+    spec["clusterIP"] = format!("10.96.0.{number}").into();
+    spec["clusterIPs"] = json!([format!("10.96.0.{number}"), format!("fd00::{number:x}")]);
+    spec["ipFamilies"] = json!(["IPv4", "IPv6"]);
+    spec["ports"] = json!(ports);
+    let vips: Vec<_> =
+        if bits & 8 != 0 { vec![json!({"ip": format!("10.8.1.{number}")})] } else { Vec::new() };
     serde_json::from_value(json!({
         "metadata": {
             "name": name, "namespace": "ns",
             "creationTimestamp": format!("2026-01-01T00:00:{created:02}Z"),
         },
-        "spec": {
-            "clusterIP": format!("10.96.0.{number}"),
-            "clusterIPs": [format!("10.96.0.{number}"), format!("fd00::{number:x}")],
-            "ipFamilies": ["IPv4", "IPv6"], "externalIPs": external, "ports": ports,
+        "spec": spec,
+        "status": {"loadBalancer": {"ingress": vips}},
+    }))
+    .unwrap()
+}
+
+fn node(zone: u8) -> Node {
+    serde_json::from_value(json!({
+        "metadata": {
+            "name": "node1",
+            "labels": {"topology.kubernetes.io/zone": format!("z{}", zone % 3)},
         },
+        "status": {"addresses": [{"type": "InternalIP", "address": "10.9.0.1"}]},
     }))
     .unwrap()
 }
@@ -133,7 +178,15 @@ fn slice(service: u8, number: u8, endpoints: &[(u8, u8)], ports: &[u8]) -> Endpo
                 2 => json!({"ready": false, "serving": true, "terminating": true}),
                 _ => json!({"ready": false, "serving": false}),
             };
-            json!({"addresses": [format!("10.1.1.{}", host % 6 + 1)], "nodeName": "node1", "conditions": conditions})
+            let mut endpoint = json!({
+                "addresses": [format!("10.1.1.{}", host % 6 + 1)],
+                "nodeName": format!("node{}", (kind >> 2) % 2 + 1),
+                "conditions": conditions,
+            });
+            if kind & 64 != 0 {
+                endpoint["hints"] = json!({"forZones": [{"name": format!("z{}", kind >> 3 & 1)}]});
+            }
+            endpoint
         })
         .collect();
     let ports: Vec<_> = ports
@@ -153,7 +206,8 @@ fn slice(service: u8, number: u8, endpoints: &[(u8, u8)], ports: &[u8]) -> Endpo
 /// A change to one of a few objects.
 #[derive(Clone, Debug)]
 enum Step {
-    Service(u8, Vec<u8>, i64, bool),
+    Service(u8, Vec<u8>, i64, u8),
+    Node(u8),
     NoService(u8),
     Slice(u8, u8, Vec<(u8, u8)>, Vec<u8>),
     NoSlice(u8, u8),
@@ -165,9 +219,10 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let ports = || proptest::collection::btree_set(0u8..3, 0..3);
     prop_oneof![
-        4 => (1u8..4, ports(), 0i64..5, any::<bool>())
+        4 => (1u8..4, ports(), 0i64..5, any::<u8>())
             .prop_map(|(n, p, c, e)| Step::Service(n, p.into_iter().collect(), c, e)),
         1 => (1u8..4).prop_map(Step::NoService),
+        1 => (0u8..3).prop_map(Step::Node),
         6 => (1u8..4, 0u8..2, proptest::collection::vec((any::<u8>(), any::<u8>()), 0..5), ports())
             .prop_map(|(s, n, e, p)| Step::Slice(s, n, e, p.into_iter().collect())),
         1 => (1u8..4, 0u8..2).prop_map(|(s, n)| Step::NoSlice(s, n)),
@@ -192,9 +247,11 @@ fn replace_all(
     reconciler: &mut Reconciler,
     services: &BTreeMap<u8, Service>,
     slices: &BTreeMap<(u8, u8), EndpointSlice>,
+    node: Option<&Node>,
 ) {
     reconciler.set_addresses(addresses());
-    reconciler.take(Event::Node(Change::Replaced(Vec::<Node>::new())));
+    reconciler.take(Event::Node(Change::Replaced(node.cloned().into_iter().collect())));
+    reconciler.take(Event::ServiceCidr(Change::Replaced(Vec::new())));
     reconciler.take(Event::Service(Change::Replaced(services.values().cloned().collect())));
     reconciler.take(Event::EndpointSlice(Change::Replaced(slices.values().cloned().collect())));
     reconciler.sync();
@@ -207,14 +264,19 @@ proptest! {
     /// the final objects gives. The fake datapath panics if a reader could be harmed on the way.
     #[test]
     fn every_history_ends_like_a_fresh_start(steps in proptest::collection::vec(step(), 1..40)) {
-        let datapath = FakeDatapath::new(Capacity { addresses: 256, services: 256, backends: 512, slots: 2_048 });
+        let datapath = FakeDatapath::new(AMPLE);
         let (mut now, mut status) = reconciler(&datapath);
         let (mut services, mut slices) = (BTreeMap::new(), BTreeMap::new());
-        replace_all(&mut now, &services, &slices);
+        let mut own = None;
+        replace_all(&mut now, &services, &slices, None);
         for step in steps {
             match step {
-                Step::Service(n, ports, created, external) => {
-                    let object = service(n, &ports, created, external);
+                Step::Node(zone) => {
+                    own = Some(node(zone));
+                    now.take(Event::Node(Change::Applied(Box::new(node(zone)))));
+                }
+                Step::Service(n, ports, created, bits) => {
+                    let object = with_traits(n, &ports, created, bits);
                     services.insert(n, object.clone());
                     now.take(Event::Service(Change::Applied(Box::new(object))));
                 }
@@ -234,7 +296,7 @@ proptest! {
                 Step::Sync => now.sync(),
                 Step::Restart => {
                     (now, status) = reconciler(&datapath);
-                    replace_all(&mut now, &services, &slices);
+                    replace_all(&mut now, &services, &slices, own.as_ref());
                 }
                 Step::Fail => {
                     datapath.with(|fake| fake.fail_next = 1);
@@ -248,9 +310,9 @@ proptest! {
             std::thread::sleep(Duration::from_millis(20));
             now.sync();
         }
-        let fresh = FakeDatapath::new(Capacity { addresses: 256, services: 256, backends: 512, slots: 2_048 });
+        let fresh = FakeDatapath::new(AMPLE);
         let (mut other, _) = reconciler(&fresh);
-        replace_all(&mut other, &services, &slices);
+        replace_all(&mut other, &services, &slices, own.as_ref());
         prop_assert_eq!(settled(&datapath.dump()), settled(&fresh.dump()));
     }
 }
@@ -261,7 +323,7 @@ fn a_change_that_changes_nothing_writes_nothing() {
     let (mut reconciler, _) = reconciler(&datapath);
     let services = BTreeMap::from([(1, service(1, &[0], 1, true))]);
     let slices = BTreeMap::from([((1, 0), slice(1, 0, &[(0, 0), (1, 0)], &[0]))]);
-    replace_all(&mut reconciler, &services, &slices);
+    replace_all(&mut reconciler, &services, &slices, None);
     let before = datapath.with(|fake| fake.applied);
     assert!(before > 0);
     let mut same = services[&1].clone();
@@ -284,11 +346,11 @@ fn a_service_that_does_not_fit_is_reported_and_the_others_work() {
         BTreeMap::from([(1, service(1, &[0], 1, false)), (2, service(2, &[0], 1, false))]);
     let two = slice(1, 0, &[(0, 0), (1, 0)], &[0]);
     let slices = BTreeMap::from([((1, 0), two), ((2, 0), slice(2, 0, &[(2, 0), (3, 0)], &[0]))]);
-    replace_all(&mut reconciler, &services, &slices);
+    replace_all(&mut reconciler, &services, &slices, None);
     let dump = datapath.dump();
     assert!(
         dump.contains(
-            "SVC 10.96.0.1:80/TCP ns/s1:p0 cluster-ip inside=[10.1.1.1:8080 10.1.1.2:8080]"
+            "SVC 10.96.0.1:80/TCP ns/s1:p0 cluster-ip,elsewhere inside=[10.1.1.1:8080 10.1.1.2:8080]"
         ),
         "{dump}"
     );
@@ -306,7 +368,7 @@ fn addresses_of_removed_services_stay_until_their_flows_are_gone() {
     let datapath = FakeDatapath::new(CAPACITY);
     let (mut reconciler, _) = reconciler(&datapath);
     let services = BTreeMap::from([(1, service(1, &[0], 1, false))]);
-    replace_all(&mut reconciler, &services, &BTreeMap::new());
+    replace_all(&mut reconciler, &services, &BTreeMap::new(), None);
     reconciler.take(Event::Service(Change::Deleted(key("s1".to_owned()))));
     reconciler.sync();
     assert!(datapath.dump().contains("ADDR 10.96.0.1 retired"), "{}", datapath.dump());
@@ -330,6 +392,9 @@ fn nothing_is_written_before_every_kind_has_listed() {
     assert_eq!(datapath.with(|fake| fake.applied), 0);
     assert!(!read(&status).synced);
     reconciler.take(Event::EndpointSlice(Change::Replaced(Vec::new())));
+    reconciler.sync();
+    assert!(!read(&status).synced);
+    reconciler.take(Event::ServiceCidr(Change::Replaced(Vec::new())));
     reconciler.sync();
     assert!(read(&status).synced);
     assert!(datapath.dump().contains("SVC 10.96.0.1:80/TCP"));
@@ -355,10 +420,12 @@ fn a_directory_is_followed() {
                 Event::Service(Change::Applied(o)) => format!("+{}", o.metadata.name.unwrap()),
                 Event::Service(Change::Deleted(key)) => format!("-{}", key.name),
                 Event::Service(Change::Replaced(list)) => format!("={}", list.len()),
-                Event::EndpointSlice(_) | Event::Node(_) => "other".to_owned(),
+                Event::EndpointSlice(_) | Event::Node(_) | Event::ServiceCidr(_) => {
+                    "other".to_owned()
+                }
             }
         };
-        for expected in ["=1", "other", "other"] {
+        for expected in ["=1", "other", "other", "other"] {
             assert_eq!(next().await, expected);
         }
         write("b.yml", &object("b"));

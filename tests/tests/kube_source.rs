@@ -34,6 +34,13 @@ fn node(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
 }
 
+fn cidr() -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR",
+        "metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/16"]},
+    })
+}
+
 /// A source that runs, and what it says.
 struct Source {
     _runtime: tokio::runtime::Runtime,
@@ -77,9 +84,9 @@ impl Source {
         self.within(Duration::from_secs(10)).expect("an event within ten seconds")
     }
 
-    /// The lists of all three kinds, which come in any order.
+    /// The lists of all four kinds, which come in any order.
     fn lists(&mut self) -> BTreeSet<String> {
-        (0..3).map(|_| self.next()).collect()
+        (0..4).map(|_| self.next()).collect()
     }
 }
 
@@ -103,6 +110,7 @@ fn words(event: Event) -> String {
         Event::EndpointSlice(c) => {
             change("slice", c, |o| o.metadata.name.clone().unwrap_or_default())
         }
+        Event::ServiceCidr(c) => change("cidr", c, |o| o.metadata.name.clone().unwrap_or_default()),
         Event::Node(c) => change("node", c, |o| o.metadata.name.clone().unwrap_or_default()),
     }
 }
@@ -113,13 +121,13 @@ fn set(items: &[&str]) -> BTreeSet<String> {
 
 fn server() -> ApiServer {
     let server = ApiServer::start().unwrap();
-    for object in [service("a"), service("b"), slice("a-1"), node("node1"), node("node2")] {
+    for object in [service("a"), service("b"), slice("a-1"), node("node1"), node("node2"), cidr()] {
         server.apply(object);
     }
     server
 }
 
-const LISTS: [&str; 3] = ["service = a b", "slice = a-1", "node = node1"];
+const LISTS: [&str; 4] = ["service = a b", "slice = a-1", "node = node1", "cidr = kubernetes"];
 
 #[test]
 fn lists_are_streamed_and_changes_follow() {
@@ -222,8 +230,8 @@ fn a_refusal_says_what_to_grant() {
         f.status.insert("endpointslices".to_owned(), 403);
     });
     let mut source = Source::start(&server, |_| {});
-    let seen: BTreeSet<String> = (0..2).map(|_| source.next()).collect();
-    assert_eq!(seen, set(&["service = a b", "node = node1"]));
+    let seen: BTreeSet<String> = (0..3).map(|_| source.next()).collect();
+    assert_eq!(seen, set(&["service = a b", "node = node1", "cidr = kubernetes"]));
     assert_eq!(source.within(Duration::from_millis(300)), None, "nothing is made up");
     let error = kube::kind(&source.status, "EndpointSlices").unwrap().last_error.unwrap();
     assert!(error.contains("grant list and watch on endpointslices"), "{error}");
@@ -241,10 +249,24 @@ fn other_errors_are_waited_out() {
             f.status.insert("services".to_owned(), code);
         });
         let mut source = Source::start(&server, |_| {});
-        let seen: BTreeSet<String> = (0..2).map(|_| source.next()).collect();
-        assert_eq!(seen, set(&["slice = a-1", "node = node1"]), "{code}");
+        let seen: BTreeSet<String> = (0..3).map(|_| source.next()).collect();
+        assert_eq!(seen, set(&["slice = a-1", "node = node1", "cidr = kubernetes"]), "{code}");
         server.faults(|f| f.status.clear());
         assert_eq!(source.next(), "service = a b", "{code}");
+    }
+}
+
+/// Clusters before 1.33 do not have them, and rights to read them may not be granted.
+#[test]
+fn service_cidrs_are_done_without() {
+    for code in [403, 404] {
+        let server = server();
+        server.faults(|f| {
+            f.status.insert("servicecidrs".to_owned(), code);
+        });
+        let mut source = Source::start(&server, |_| {});
+        let lists = source.lists();
+        assert!(lists.contains("cidr = "), "{code}: {lists:?}");
     }
 }
 
@@ -253,7 +275,7 @@ fn a_node_that_is_not_there_does_not_hold_up_the_start() {
     let server = ApiServer::start().unwrap();
     server.apply(service("a"));
     let mut source = Source::start(&server, |_| {});
-    assert_eq!(source.lists(), set(&["service = a", "slice = ", "node = "]));
+    assert_eq!(source.lists(), set(&["service = a", "slice = ", "node = ", "cidr = "]));
     server.apply(node("node1"));
     assert_eq!(source.next(), "node + node1");
     server.delete("Node", "", "node1");

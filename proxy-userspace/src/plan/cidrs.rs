@@ -1,6 +1,6 @@
 //! The networks that ClusterIPs are taken from.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::collections::BTreeMap;
 
 use proxy_common::{
     Addr as _,

@@ -12,12 +12,17 @@ pub fn kind_of(path: &str) -> Option<&'static str> {
         ("/api/v1/services", "Service"),
         ("/api/v1/nodes", "Node"),
         ("/apis/discovery.k8s.io/v1/endpointslices", "EndpointSlice"),
+        ("/apis/networking.k8s.io/v1/servicecidrs", "ServiceCIDR"),
     ];
     kinds.into_iter().find(|(known, _)| path == *known).map(|(_, kind)| kind)
 }
 
 fn api_version(kind: &str) -> &'static str {
-    if kind == "EndpointSlice" { "discovery.k8s.io/v1" } else { "v1" }
+    match kind {
+        "EndpointSlice" => "discovery.k8s.io/v1",
+        "ServiceCIDR" => "networking.k8s.io/v1",
+        _ => "v1",
+    }
 }
 
 /// Which objects a request is about.

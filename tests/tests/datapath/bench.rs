@@ -17,14 +17,14 @@ use aya::{
 };
 use proxy_common::{
     ABI_VERSION, Row,
-    config::NodeConfig,
+    config::{CONFIG_PODS_BY_DEVICE, NodeConfig},
     counter::Counter,
-    device::{DEVICE_STACKED, DeviceRow, ROLE_UPLINK, ROLE_WORKLOAD},
+    device::{DEVICE_PODS, DEVICE_STACKED, DeviceRow, ROLE_UPLINK, ROLE_WORKLOAD},
     flow::Timeouts,
     service::{
         ADDRESS_CLUSTER_IP, ADDRESS_MASQUERADE, ADDRESS_NODE, ADDRESS_VIP, AddressRow,
-        BACKEND_ACTIVE, BACKEND_LOCAL, BackendRow, Pool, SERVICE_CLUSTER_IP, SERVICE_NODE_PORT,
-        ServiceKey, ServiceRow,
+        BACKEND_ACTIVE, BACKEND_LOCAL, BackendRow, Network, Pool, SERVICE_CLUSTER_IP,
+        SERVICE_NODE_PORT, ServiceKey, ServiceRow,
     },
 };
 use proxy_userspace::datapath::{loader, sys};
@@ -65,7 +65,11 @@ pub struct Bench {
 
 fn data(map: &Map) -> &MapData {
     match map {
-        Map::HashMap(d) | Map::LruHashMap(d) | Map::Array(d) | Map::PerCpuArray(d) => d,
+        Map::HashMap(d)
+        | Map::LruHashMap(d)
+        | Map::Array(d)
+        | Map::PerCpuArray(d)
+        | Map::LpmTrie(d) => d,
         _ => panic!("a kind of map the programs do not have"),
     }
 }
@@ -129,13 +133,15 @@ impl Bench {
             &NodeConfig {
                 host_netns: 1,
                 tick_shift: 10,
-                flags: 0,
+                flags: CONFIG_PODS_BY_DEVICE,
                 abi: ABI_VERSION,
                 hz: 1_000,
                 snat_first: 20_000,
                 snat_last: 20_999,
                 masquerade4: [10, 9, 0, 1],
                 masquerade6: "fd00:10:9::1".parse::<std::net::Ipv6Addr>().unwrap().octets(),
+                pods4: Network { addr: [0; 4], mask: [0; 4] },
+                pods6: Network { addr: [0; 16], mask: [0; 16] },
                 timeouts: Timeouts::SECONDS,
             },
         );
@@ -147,7 +153,8 @@ impl Bench {
     }
 
     fn set_role(&self, role: u32) {
-        let row = DeviceRow { role, flags: 0, masquerade4: [0; 4], masquerade6: [0; 16] };
+        let flags = if role == ROLE_UPLINK { 0 } else { DEVICE_PODS };
+        let row = DeviceRow { role, flags, masquerade4: [0; 4], masquerade6: [0; 16] };
         self.put("DEVICES", &self.ifindex, &row);
     }
 
@@ -155,7 +162,7 @@ impl Bench {
     pub fn set_stacked(&self) {
         let row = DeviceRow {
             role: ROLE_WORKLOAD,
-            flags: DEVICE_STACKED,
+            flags: DEVICE_STACKED | DEVICE_PODS,
             masquerade4: [0; 4],
             masquerade6: [0; 16],
         };
@@ -242,7 +249,13 @@ impl Bench {
             self.put(&format!("SLOTS{family}"), &id, &id);
         }
         let pool = Pool { first, count: backends.len() as u32 };
-        let row = ServiceRow { service, flags: SERVICE_CLUSTER_IP, inside: pool, outside: pool };
+        let flags = SERVICE_CLUSTER_IP;
+        let row = ServiceRow { service, flags, inside: pool, outside: pool, affinity: 0 };
+        self.front(at, proto, &row);
+    }
+
+    /// Writes the row of a front end, and that of its address as a ClusterIP's.
+    pub fn front(&self, at: SocketAddr, proto: u8, row: &ServiceRow) {
         let address = AddressRow { flags: ADDRESS_VIP | ADDRESS_CLUSTER_IP };
         match at {
             SocketAddr::V4(a) => {
@@ -250,7 +263,7 @@ impl Bench {
                 self.put(
                     "SERVICES4",
                     &ServiceKey { addr, port: a.port(), proto, reserved: 0 },
-                    &row,
+                    row,
                 );
                 self.put("ADDRESSES4", &addr, &address);
             }
@@ -259,7 +272,7 @@ impl Bench {
                 self.put(
                     "SERVICES6",
                     &ServiceKey { addr, port: a.port(), proto, reserved: 0 },
-                    &row,
+                    row,
                 );
                 self.put("ADDRESSES6", &addr, &address);
             }
@@ -271,7 +284,8 @@ impl Bench {
         self.backend(id, backend, id, BACKEND_ACTIVE, 1, false);
         self.put("SLOTS4", &id, &id);
         let pool = Pool { first: id, count: 1 };
-        let row = ServiceRow { service: id, flags: SERVICE_NODE_PORT, inside: pool, outside: pool };
+        let flags = SERVICE_NODE_PORT;
+        let row = ServiceRow { service: id, flags, inside: pool, outside: pool, affinity: 0 };
         self.put("SERVICES4", &ServiceKey { addr: [0u8; 4], port, proto, reserved: 0 }, &row);
     }
 

@@ -5,6 +5,7 @@ mod bench;
 mod figures;
 mod flows;
 mod nat;
+mod policies;
 mod raw;
 mod refusals;
 mod strangers;

@@ -1,6 +1,10 @@
 //! Answers to what nobody serves.
 
-use proxy_common::{IPPROTO_TCP, IPPROTO_UDP, counter::Counter};
+use proxy_common::{
+    IPPROTO_TCP, IPPROTO_UDP,
+    config::{CONFIG_ANSWER_ECHO, NodeConfig},
+    counter::Counter,
+};
 use weir_tests::packet::{ACK, Packet, Proto, RST};
 
 use crate::{
@@ -122,5 +126,63 @@ fn a_segment_of_no_known_connection_is_reset() {
             assert_reset(&ran, &request, Some(2_000), None);
         }
         assert_eq!(bench.count(Counter::RefuseNoFlow), 2);
+    });
+}
+
+#[test]
+fn conformance_71_protocols_that_a_cluster_ip_does_not_offer_are_refused() {
+    with_bench(|bench| {
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &["10.1.2.11:8080"], false);
+        for number in [1, 47, 132] {
+            let frame = Packet::new(Proto::Other(number), "10.1.1.10:0", "10.96.0.1:0").build();
+            let ran = bench.run("tc_ingress", &frame);
+            assert_eq!(ran.code, REDIRECT, "protocol {number}");
+            let out = parsed(&ran);
+            assert_eq!(out.src.ip().to_string(), "10.96.0.1");
+            assert_eq!(out.transport[..2], [3, 3]);
+            assert_eq!(out.transport[8..], frame[14..42], "quotes what was sent");
+        }
+        assert_eq!(bench.count(Counter::RefuseProtocol), 3);
+        // What answers a packet is never answered: an echo reply, by its type.
+        let mut reply = Packet::new(Proto::Other(1), "10.1.1.10:0", "10.96.0.1:0").build();
+        (reply[34], reply[36]) = (0, 8);
+        assert_untouched(bench, "tc_ingress", &reply);
+    });
+}
+
+#[test]
+fn conformance_71_echo_requests_are_answered_if_that_is_wanted() {
+    with_bench(|bench| {
+        let config: NodeConfig = bench.get("CONFIG", &0u32).unwrap();
+        bench.put("CONFIG", &0u32, &NodeConfig { flags: CONFIG_ANSWER_ECHO, ..config });
+        bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &[], false);
+        let mut frame =
+            Packet::new(Proto::Other(1), "10.1.1.10:0", "10.96.0.1:0").payload(b"abcd").build();
+        // 0x0800 + 1 + 1 + 0x6162 + 0x6364, complemented.
+        frame[36..38].copy_from_slice(&(!0xccc8u16).to_be_bytes());
+        let ran = bench.run("tc_ingress", &frame);
+        assert_eq!(ran.code, REDIRECT);
+        let out = parsed(&ran);
+        assert_eq!(
+            (out.src.ip().to_string(), out.dst.ip().to_string()),
+            ("10.96.0.1".to_owned(), "10.1.1.10".to_owned())
+        );
+        assert_eq!((out.transport[0], &out.transport[4..]), (0, &frame[38..]));
+        assert_eq!(bench.count(Counter::AnswerEcho), 1);
+    });
+}
+
+#[test]
+fn conformance_65_refusals_have_a_rate_limit_and_resets_have_none() {
+    with_bench(|bench| {
+        bench.service("10.96.0.1:80", IPPROTO_UDP, 1, 1, &[], false);
+        bench.service("10.96.0.2:80", IPPROTO_TCP, 2, 1, &[], false);
+        let datagram = Packet::new(Proto::Udp, "10.1.1.10:40000", "10.96.0.1:80").build();
+        let segment = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.2:80").build();
+        let codes: Vec<i32> = (0..6_000).map(|_| bench.run("tc_ingress", &datagram).code).collect();
+        assert!(codes[..500].iter().all(|code| *code == REDIRECT), "at first every one");
+        assert!(codes.contains(&DROP), "then no more than the limit");
+        assert!(bench.count(Counter::DropRateLimited) > 0);
+        assert!((0..1_500).all(|_| bench.run("tc_ingress", &segment).code == REDIRECT));
     });
 }
