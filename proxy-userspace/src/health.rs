@@ -221,6 +221,11 @@ impl Health {
         self.shared.livez.totals()
     }
 
+    /// Whether no change waits too long for its write.
+    pub fn proxy_keeps_up(&self) -> bool {
+        keeps_up(&reconcile::read(&self.status), Now::read())
+    }
+
     fn healthz(&self) -> Response {
         let status = reconcile::read(&self.status);
         self.shared.healthz.give(healthz(&status, self.manifests, Now::read()))

@@ -53,23 +53,24 @@ async fn bind_at_last(what: &'static str, address: SocketAddr) -> TcpListener {
 /// kernel without IPv6 gives IPv4.
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if !address.ip().is_unspecified() {
-        return bind(address);
+        return bind(address, true);
     }
-    match bind(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port())) {
+    match bind(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), address.port()), false) {
         Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-            bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()))
+            bind(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), address.port()), true)
         }
         bound => bound,
     }
 }
 
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+/// A listening socket on this address alone, or with `only_v6` unset on `[::]`, of both families.
+pub fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     let socket = match address.ip() {
         IpAddr::V4(_) => TcpSocket::new_v4()?,
         IpAddr::V6(ip) => {
             let socket = TcpSocket::new_v6()?;
             // Whatever the host's net.ipv6.bindv6only says.
-            socket2::SockRef::from(&socket).set_only_v6(!ip.is_unspecified())?;
+            socket2::SockRef::from(&socket).set_only_v6(only_v6 || !ip.is_unspecified())?;
             socket
         }
     };

@@ -13,6 +13,7 @@ pub mod devices;
 pub mod family;
 pub mod gc;
 pub mod health;
+pub mod healthcheck;
 pub mod http;
 pub mod inspect;
 pub mod metrics;

@@ -22,6 +22,7 @@ use crate::{
     devices::{self, Follower},
     gc,
     health::{self, Health},
+    healthcheck,
     metrics::{self, Metrics},
     net::Watcher,
     reconcile::{Inputs, Outputs, Reconciler, SharedStatus},
@@ -102,7 +103,7 @@ impl Agent {
 
         let datapath = Box::new(KernelDatapath::new(Arc::clone(&pins)));
         let name = config.node_name.clone();
-        let (checks_tx, _checks_rx) = watch::channel(BTreeMap::new());
+        let (checks_tx, checks_rx) = watch::channel(BTreeMap::new());
         let (findings_tx, _findings_rx) = watch::channel(Vec::new());
         let outputs = Outputs {
             node: node_tx,
@@ -112,6 +113,16 @@ impl Agent {
         };
         let settings = config.settings.clone();
         let reconciler = Reconciler::new(datapath, name.clone(), status, settings, outputs);
+        let checks = healthcheck::Inputs {
+            checks: checks_rx,
+            addresses: addresses_rx.clone(),
+            node: node_rx.clone(),
+        };
+        let (faults_tx, _faults_rx) = watch::channel(Vec::new());
+        self.parts.spawn(
+            "health check node ports",
+            healthcheck::serve(checks, config.settings.clone(), health.clone(), faults_tx),
+        );
         let inputs =
             Inputs { events: events_rx, addresses: addresses_rx, addresses_in_use: in_use_rx };
         self.parts.spawn("reconciler", async move {

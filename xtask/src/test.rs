@@ -83,6 +83,8 @@ const TIERS: &[Tier] = &[
             "inspect",
             "--test",
             "traffic",
+            "--test",
+            "policies",
         ]],
         threads: "2",
         root: true,

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn conformance_159_buckets_of_network_programming() {
+    fn conformance_163_buckets_of_network_programming() {
         let buckets = programming_buckets();
         assert_eq!(buckets.len(), 81);
         assert_eq!(buckets[..5], [0.0, 0.25, 0.5, 1.0, 2.0]);

@@ -1,0 +1,186 @@
+//! Traffic policies, health checks, source ranges and session affinity, with real traffic.
+
+use serde_json::{Value, json};
+use weir_tests::{
+    manifest::{Endpoint, FrontEnd, Service},
+    traffic::Outcome,
+    world::World,
+};
+
+fn endpoints(world: &World, names: &[&str]) -> Vec<Endpoint> {
+    names.iter().map(|name| world.place(name).endpoint()).collect()
+}
+
+/// Objects of a Service with these fields in its spec.
+fn with_spec(service: &Service, fields: &Value) -> Vec<Value> {
+    let mut objects = service.objects();
+    for (key, value) in fields.as_object().expect("fields") {
+        objects[0]["spec"][key] = value.clone();
+    }
+    objects
+}
+
+fn ask(world: &World, from: &str, to: &str, proto: &str, count: u32) -> Outcome {
+    let count = count.to_string();
+    let args = ["--proto", proto, "--count", &count, "--timeout-ms", "400"];
+    world.place(from).ask(to, &args).unwrap()
+}
+
+const WAYS: [(&str, bool); 4] = [("tcp", false), ("tcp", true), ("udp", false), ("udp", true)];
+const EXTERNAL: [FrontEnd; 3] = [FrontEnd::NodePort, FrontEnd::LoadBalancer, FrontEnd::ExternalIp];
+
+#[test]
+fn conformance_103_107_149_outside_clients_get_local_endpoints_and_keep_their_address() {
+    let world = World::new().unwrap();
+    let local = json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 32_000});
+    let service = Service::new("local", 1).with(&endpoints(&world, &["p1b", "p2a"]));
+    let agent = world.start("node1", &with_spec(&service, &local)).unwrap();
+    for (proto, ipv6) in WAYS {
+        for front in EXTERNAL {
+            let to = service.address(front, ipv6, world.place("node1").address(ipv6));
+            let outside = ask(&world, "client", &to, proto, 10);
+            assert_eq!(outside.answers.get("p1b"), Some(&10), "{to} {proto}: {outside:?}");
+            let client = world.place("client").address(ipv6);
+            assert!(
+                outside.sources.keys().all(|seen| seen.contains(client)),
+                "{client} is what the backend sees: {outside:?}"
+            );
+            for inside in ["p1a", "node1"] {
+                let outcome = ask(&world, inside, &to, proto, 30);
+                assert_eq!(outcome.answers.len(), 2, "{inside} → {to} {proto}: {outcome:?}");
+            }
+        }
+        let to = service.address(FrontEnd::ClusterIp, ipv6, "");
+        let outcome = ask(&world, "client", &to, proto, 30);
+        assert_eq!(outcome.answers.len(), 2, "a ClusterIP knows no external policy: {outcome:?}");
+    }
+    let (code, body) = agent.get(32_000, "/").unwrap();
+    assert_eq!(code, 200, "{body}");
+    let body: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(body["localEndpoints"], 1);
+    assert_eq!(body["service"], json!({"namespace": "test", "name": "local"}));
+
+    // 63: only remote endpoints are left: silence for the outside, service for the inside.
+    let remote = Service::new("local", 1).with(&endpoints(&world, &["p2a"]));
+    agent
+        .apply_until(&with_spec(&remote, &local), |rows| {
+            rows.iter().all(|row| row["inside"].as_array().is_some_and(|list| list.len() == 1))
+        })
+        .unwrap();
+    for (proto, ipv6) in WAYS {
+        for front in EXTERNAL {
+            let to = service.address(front, ipv6, world.place("node1").address(ipv6));
+            let outside = ask(&world, "client", &to, proto, 1);
+            assert_eq!((outside.answered(), outside.fails.get("refused")), (0, None), "{to}");
+            let inside = ask(&world, "p1a", &to, proto, 3);
+            assert_eq!(inside.answers.get("p2a"), Some(&3), "{to} {proto}: {inside:?}");
+        }
+    }
+    let (code, body) = agent.get(32_000, "/any/path").unwrap();
+    assert_eq!(code, 503, "{body}");
+    assert!(body.contains("\"localEndpoints\": 0"), "{body}");
+
+    // 151: a Service that is Cluster again closes its port.
+    agent
+        .apply_until(&remote.objects(), |rows| {
+            rows.iter().all(|row| row["localOnly"].as_array().is_some_and(Vec::is_empty))
+        })
+        .unwrap();
+    let closed = (0..100).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        agent.get(32_000, "/").is_err()
+    });
+    assert!(closed, "nobody listens there");
+}
+
+#[test]
+fn conformance_62_internal_policy_local_keeps_traffic_on_the_node() {
+    let world = World::new().unwrap();
+    let local = json!({"internalTrafficPolicy": "Local"});
+    let service = Service::new("inner", 1).with(&endpoints(&world, &["p1b", "p2a"]));
+    let agent = world.start("node1", &with_spec(&service, &local)).unwrap();
+    for (proto, ipv6) in WAYS {
+        let to = service.address(FrontEnd::ClusterIp, ipv6, "");
+        for client in ["p1a", "node1", "client"] {
+            let outcome = ask(&world, client, &to, proto, 10);
+            assert_eq!(outcome.answers.get("p1b"), Some(&10), "{client} → {to}: {outcome:?}");
+        }
+        let to = service.address(FrontEnd::NodePort, ipv6, world.place("node1").address(ipv6));
+        let outcome = ask(&world, "p1a", &to, proto, 30);
+        assert_eq!(outcome.answers.len(), 2, "a NodePort knows no internal policy: {outcome:?}");
+    }
+    let remote = Service::new("inner", 1).with(&endpoints(&world, &["p2a"]));
+    agent
+        .apply_until(&with_spec(&remote, &local), |rows| {
+            let cluster_ip = |row: &&Value| row["kinds"] == json!(["ClusterIP"]);
+            rows.iter().filter(cluster_ip).all(|row| row["inside"] == json!([]))
+        })
+        .unwrap();
+    for (proto, ipv6) in WAYS {
+        let to = service.address(FrontEnd::ClusterIp, ipv6, "");
+        for client in ["p1a", "node1"] {
+            let outcome = ask(&world, client, &to, proto, 1);
+            assert_eq!(
+                (outcome.answered(), outcome.fails.get("refused")),
+                (0, None),
+                "{outcome:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn conformance_111_112_source_ranges_guard_the_balancer_s_address_alone() {
+    let world = World::new().unwrap();
+    let client = world.place("client").address(false).to_owned();
+    let ranges = json!({"loadBalancerSourceRanges": [format!(" {client}/32")]});
+    let service = Service::new("guarded", 1).with(&endpoints(&world, &["p1b"]));
+    let _agent = world.start("node1", &with_spec(&service, &ranges)).unwrap();
+    let balancer = service.address(FrontEnd::LoadBalancer, false, "");
+    let node_port = service.address(FrontEnd::NodePort, false, world.place("node1").address(false));
+    for proto in ["tcp", "udp"] {
+        assert_eq!(ask(&world, "client", &balancer, proto, 3).answered(), 3, "in the ranges");
+        for blocked in ["outside", "p1a", "node1"] {
+            let outcome = ask(&world, blocked, &balancer, proto, 1);
+            assert_eq!((outcome.answered(), outcome.fails.get("refused")), (0, None), "{blocked}");
+            assert_eq!(ask(&world, blocked, &node_port, proto, 2).answered(), 2, "{blocked}");
+        }
+        // 116: ranges of one family leave the other open.
+        let other = service.address(FrontEnd::LoadBalancer, true, "");
+        assert_eq!(ask(&world, "outside", &other, proto, 2).answered(), 2);
+    }
+}
+
+#[test]
+fn conformance_132_136_137_affinity_slides_and_outlives_the_agent() {
+    let world = World::new().unwrap();
+    let affinity = json!({
+        "sessionAffinity": "ClientIP",
+        "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 60}},
+    });
+    let all = ["p1a", "p1b", "p1c", "p1d", "p2a", "p2b"];
+    let service = Service::new("sticky", 1).with(&endpoints(&world, &all));
+    let mut agent = world.start("node1", &with_spec(&service, &affinity)).unwrap();
+    let mut chosen = Vec::new();
+    let ways: Vec<(&str, bool, &str)> = WAYS
+        .iter()
+        .flat_map(|(proto, ipv6)| ["client", "node1", "p1a"].map(|from| (*proto, *ipv6, from)))
+        .collect();
+    let each = |ways: &[(&str, bool, &str)]| -> Vec<String> {
+        ways.iter()
+            .map(|(proto, ipv6, from)| {
+                let to = service.address(FrontEnd::ClusterIp, *ipv6, "");
+                let outcome = ask(&world, from, &to, proto, 15);
+                assert_eq!(outcome.answers.len(), 1, "{from} → {to} {proto}: {outcome:?}");
+                assert_eq!(outcome.failed(), 0, "{outcome:?}");
+                outcome.answers.into_keys().next().expect("one backend")
+            })
+            .collect()
+    };
+    chosen.push(each(&ways));
+    agent.kill().unwrap();
+    chosen.push(each(&ways));
+    agent.launch().unwrap();
+    chosen.push(each(&ways));
+    assert!(chosen.iter().all(|backends| *backends == chosen[0]), "{chosen:?}");
+}
