@@ -56,9 +56,14 @@ pub struct Run {
     /// agent runs in.
     #[arg(long, env = "WEIR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// kube-proxy's configuration file (KubeProxyConfiguration). It decides about the API server,
+    /// addresses, NodePorts, who is a local client, timeouts and logs; of the flags for these,
+    /// only --node-name, --manifests and those for logs count beside it.
+    #[arg(long, env = "WEIR_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Name of this node, as its Node object has it [default: NODE_NAME, else the host name; in
     /// lower case]
-    #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME")]
+    #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME", alias = "hostname-override")]
     pub node_name: Option<String>,
     /// Pins.
     #[command(flatten)]
@@ -73,26 +78,15 @@ pub struct Run {
     /// How TC programs are attached.
     #[arg(long, env = "WEIR_TC", value_enum, default_value_t = Tc::Auto)]
     pub tc: Tc,
-    /// Answer NodePorts on 127.0.0.0/8 and ::1 for processes of this node.
-    #[arg(long, env = "WEIR_LOCALHOST_NODEPORTS", default_value_t = true, value_name = "BOOL",
-          action = clap::ArgAction::Set)]
-    pub localhost_nodeports: bool,
-    /// Address of /healthz, /livez and /readyz.
-    #[arg(
-        long,
-        env = "WEIR_HEALTHZ_BIND_ADDRESS",
-        default_value = "0.0.0.0:10256",
-        value_name = "ADDR"
-    )]
-    pub healthz_bind_address: SocketAddr,
-    /// Address of /metrics and /proxyMode.
-    #[arg(
-        long,
-        env = "WEIR_METRICS_BIND_ADDRESS",
-        default_value = "127.0.0.1:10249",
-        value_name = "ADDR"
-    )]
-    pub metrics_bind_address: SocketAddr,
+    /// Answer NodePorts on 127.0.0.0/8 and ::1 for processes of this node [default: true]
+    #[arg(long, env = "WEIR_LOCALHOST_NODEPORTS", value_name = "BOOL")]
+    pub localhost_nodeports: Option<bool>,
+    /// Address of /healthz, /livez and /readyz [default: 0.0.0.0:10256]
+    #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", value_name = "ADDR")]
+    pub healthz_bind_address: Option<SocketAddr>,
+    /// Address of /metrics and /proxyMode [default: 127.0.0.1:10249]
+    #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", value_name = "ADDR")]
+    pub metrics_bind_address: Option<SocketAddr>,
     /// Rows of the service, address and backend tables, each per family.
     #[arg(long, env = "WEIR_MAX_SERVICES", default_value_t = 65_536, value_name = "ROWS",
           value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
@@ -105,12 +99,12 @@ pub struct Run {
     #[arg(long, env = "WEIR_MAX_FLOWS", default_value_t = 262_144, value_name = "ROWS",
           value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
     pub max_flows: u32,
-    /// Log format.
-    #[arg(long, env = "WEIR_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    pub log_format: LogFormat,
-    /// What to log: a level, or directives as RUST_LOG takes them.
-    #[arg(long, env = "WEIR_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
-    pub log_level: String,
+    /// Log format [default: text]
+    #[arg(long, env = "WEIR_LOG_FORMAT", value_enum, alias = "logging-format")]
+    pub log_format: Option<LogFormat>,
+    /// What to log: a level, or directives as RUST_LOG takes them [default: info]
+    #[arg(long, env = "WEIR_LOG_LEVEL", value_name = "LEVEL")]
+    pub log_level: Option<String>,
 }
 
 /// How TC programs are attached.

@@ -99,8 +99,7 @@ impl Clock {
     }
 
     /// Timeouts of flows in ticks.
-    pub fn timeouts(&self) -> Timeouts {
-        let s = Timeouts::SECONDS;
+    pub fn timeouts(&self, s: &Timeouts) -> Timeouts {
         let t = |seconds| ticks(seconds, self.hz);
         Timeouts {
             tcp_new: t(s.tcp_new),

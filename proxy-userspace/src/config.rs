@@ -1,17 +1,31 @@
 //! Flags → what the agent runs with. All that is wrong is reported together.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    error::Error as _,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use proxy_common::flow::Timeouts;
 
 use crate::{
-    cli::{Run, Tc},
+    cli::{LogFormat, Run, Tc},
     datapath::{
         attach::{TcMode, kernel_mode},
         layout::Sizes,
     },
+    health,
+    kubeproxy::{self, Conntrack},
     net::UplinkPatterns,
     settings::{Behaviour, Settings},
     telemetry::Log,
 };
+
+/// Default address of the health server.
+const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 10_256);
+/// Default address of the metrics server.
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 
 /// Where objects come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +61,27 @@ pub struct Config {
     pub healthz: SocketAddr,
     /// Address of the metrics server.
     pub metrics: SocketAddr,
+    /// A server that cannot have its port ends the agent.
+    pub hard_fail: bool,
+    /// A change that waits so long makes the proxy unhealthy.
+    pub late_after: Duration,
+    /// Idle times of flows, in seconds.
+    pub timeouts: Timeouts,
+    /// Settings of the host to make; `None`: none.
+    pub host: Option<Host>,
+    /// To be said at the start.
+    pub warnings: Vec<String>,
+    /// To be said at the start, of less weight.
+    pub notes: Vec<String>,
+}
+
+/// Settings of the host.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Of the kernel's own connection tracking.
+    pub conntrack: Conntrack,
+    /// Of this process.
+    pub oom_score_adj: i64,
 }
 
 /// Everything that is wrong with the flags.
@@ -104,18 +139,40 @@ fn server_faults(healthz: SocketAddr, metrics: SocketAddr) -> Vec<String> {
     faults
 }
 
+/// Flags that were given although the file decides.
+fn ignored_beside_a_file(run: &Run) -> Vec<String> {
+    [
+        ("--kubeconfig", run.kubeconfig.is_some()),
+        ("--healthz-bind-address", run.healthz_bind_address.is_some()),
+        ("--metrics-bind-address", run.metrics_bind_address.is_some()),
+        ("--localhost-nodeports", run.localhost_nodeports.is_some()),
+    ]
+    .into_iter()
+    .filter(|(_, given)| *given)
+    .map(|(flag, _)| format!("{flag} is ignored: --config decides"))
+    .collect()
+}
+
 impl Config {
     /// Checks the flags.
     pub fn new(run: Run) -> Result<(Self, Log), ConfigError> {
         let mut faults = Vec::new();
-        let log = match Log::new(run.log_format, &run.log_level) {
+        let file = run.config.as_deref().map(kubeproxy::load).transpose().unwrap_or_else(|error| {
+            let cause = error.source().map(|e| format!(": {e}")).unwrap_or_default();
+            faults.push(format!("--config {error}{cause}"));
+            None
+        });
+        let format = run.log_format.or(file.as_ref().map(|f| f.log_format));
+        let level = run.log_level.as_deref().or(file.as_ref().map(|f| f.log_level));
+        let log = match Log::new(format.unwrap_or(LogFormat::Text), level.unwrap_or("info")) {
             Ok(log) => Some(log),
             Err(error) => {
                 faults.push(error.to_string());
                 None
             }
         };
-        let name = run.node_name.or_else(default_node_name).unwrap_or_default();
+        let of_file = file.as_ref().and_then(|f| f.node_name.clone());
+        let name = run.node_name.clone().or(of_file).or_else(default_node_name).unwrap_or_default();
         let node_name = name.trim().to_lowercase();
         faults.extend(node_name_fault(&node_name));
         if let Some(dir) = &run.manifests
@@ -123,22 +180,34 @@ impl Config {
         {
             faults.push(format!("--manifests {}: not a directory", dir.display()));
         }
-        if let Some(file) = &run.kubeconfig
-            && !file.is_file()
+        let kubeconfig = match &file {
+            Some(file) => file.kubeconfig.clone().map(|path| ("clientConnection.kubeconfig", path)),
+            None => run.kubeconfig.clone().map(|path| ("--kubeconfig", path)),
+        };
+        if let Some((name, path)) = &kubeconfig
+            && run.manifests.is_none()
+            && !path.is_file()
         {
-            faults.push(format!("--kubeconfig {}: not a file", file.display()));
+            faults.push(format!("{name} {}: not a file", path.display()));
         }
         // A variable that is set to nothing says nothing.
-        let devices = if run.devices == [""] { Vec::new() } else { run.devices };
+        let devices = if run.devices == [""] { Vec::new() } else { run.devices.clone() };
         faults.extend(devices.iter().filter_map(|pattern| device_fault(pattern)));
-        let (healthz, metrics) = (run.healthz_bind_address, run.metrics_bind_address);
+        let (healthz, metrics) = match &file {
+            Some(file) => (file.healthz, file.metrics),
+            None => (
+                run.healthz_bind_address.unwrap_or(HEALTHZ),
+                run.metrics_bind_address.unwrap_or(METRICS),
+            ),
+        };
         faults.extend(server_faults(healthz, metrics));
         let Some(log) = log.filter(|_| faults.is_empty()) else {
             return Err(ConfigError(faults));
         };
+        let ignored = if file.is_some() { ignored_beside_a_file(&run) } else { Vec::new() };
         let source = match run.manifests {
             Some(dir) => SourceConfig::Manifests(dir),
-            None => SourceConfig::Kubernetes(run.kubeconfig),
+            None => SourceConfig::Kubernetes(kubeconfig.map(|(_, path)| path)),
         };
         let tc = match run.tc {
             Tc::Auto => kernel_mode(),
@@ -159,10 +228,24 @@ impl Config {
             uplinks: UplinkPatterns::new(devices),
             sizes,
             tc,
-            settings: Settings::default(),
-            behaviour: Behaviour { loopback: [run.localhost_nodeports; 2], ..Behaviour::default() },
+            settings: file.as_ref().map(|f| f.settings.clone()).unwrap_or_default(),
+            behaviour: match &file {
+                Some(file) => file.behaviour.clone(),
+                None => Behaviour {
+                    loopback: [run.localhost_nodeports.unwrap_or(true); 2],
+                    ..Behaviour::default()
+                },
+            },
             healthz,
             metrics,
+            hard_fail: file.as_ref().is_some_and(|f| f.hard_fail),
+            late_after: file.as_ref().map_or(health::TIMEOUT, |f| f.late_after),
+            timeouts: file.as_ref().map_or(Timeouts::SECONDS, |f| f.timeouts),
+            host: file
+                .as_ref()
+                .map(|f| Host { conntrack: f.conntrack.clone(), oom_score_adj: f.oom_score_adj }),
+            warnings: file.iter().flat_map(|f| f.warnings.clone()).chain(ignored).collect(),
+            notes: file.map(|f| f.notes).unwrap_or_default(),
         };
         Ok((config, log))
     }

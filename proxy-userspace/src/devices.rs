@@ -184,7 +184,7 @@ impl Follower {
             masquerade6: v6.map_or([0; 16], |ip| ip.octets()),
             pods4: pods4.unwrap_or(Prefix { addr: [0; 4], mask: [0; 4] }),
             pods6: pods6.unwrap_or(Prefix { addr: [0; 16], mask: [0; 16] }),
-            timeouts: self.clock.timeouts(),
+            timeouts: self.clock.timeouts(&self.config.timeouts),
         };
         let row = match &self.inherited {
             Some(Inherited { config, .. }) if config.abi == ABI_VERSION => NodeConfig {

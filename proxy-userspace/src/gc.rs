@@ -134,7 +134,12 @@ where
     Ok((records.len() - old.len()) as u64)
 }
 
-fn sweep_family<F: Family>(maps: &FamilyMaps, clock: &Clock, sweep: &mut Sweep) -> io::Result<()>
+fn sweep_family<F: Family>(
+    maps: &FamilyMaps,
+    clock: &Clock,
+    seconds: &Timeouts,
+    sweep: &mut Sweep,
+) -> io::Result<()>
 where
     FlowKey<F::Addr>: Row,
     FlowRow<F::Addr>: Row,
@@ -142,7 +147,7 @@ where
     ServiceKey<F::Addr>: Row,
 {
     let start = Instant::now();
-    let (timeouts, now, i) = (clock.timeouts(), clock.now(), usize::from(!F::IPV4));
+    let (timeouts, now, i) = (clock.timeouts(seconds), clock.now(), usize::from(!F::IPV4));
     sweep.flows[i] = sweep_table::<F>(&maps.flows, &timeouts, now, sweep)?;
     sweep.embryos[i] = sweep_table::<F>(&maps.embryos, &timeouts, now, sweep)?;
     sweep.affinity[i] = sweep_affinity::<F>(maps, clock.hz, clock.jiffies() as u32)?;
@@ -150,11 +155,11 @@ where
     Ok(())
 }
 
-/// Sweeps the tables of both families.
-pub fn sweep(pins: &Pins, clock: &Clock) -> io::Result<Sweep> {
+/// Sweeps the tables of both families; idle times are in seconds.
+pub fn sweep(pins: &Pins, clock: &Clock, seconds: &Timeouts) -> io::Result<Sweep> {
     let mut sweep = Sweep::default();
-    sweep_family::<V4>(&pins.v4, clock, &mut sweep)?;
-    sweep_family::<V6>(&pins.v6, clock, &mut sweep)?;
+    sweep_family::<V4>(&pins.v4, clock, seconds, &mut sweep)?;
+    sweep_family::<V6>(&pins.v6, clock, seconds, &mut sweep)?;
     Ok(sweep)
 }
 

@@ -29,7 +29,7 @@ use crate::{
     source::{kube, manifest},
 };
 
-/// A change that has waited so long makes the proxy unhealthy: twice kube-proxy's `syncPeriod`.
+/// A change that has waited so long makes the proxy unhealthy: twice kube-proxy's default `syncPeriod`.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What kube-proxy, being written in Go, says for a time that never was.
@@ -40,11 +40,13 @@ const NEVER: &str = "0001-01-01T00:00:00Z";
 pub struct Now {
     monotonic: Instant,
     wall: SystemTime,
+    /// How long a change may wait.
+    timeout: Duration,
 }
 
 impl Now {
-    fn read() -> Self {
-        Self { monotonic: Instant::now(), wall: SystemTime::now() }
+    fn read(timeout: Duration) -> Self {
+        Self { monotonic: Instant::now(), wall: SystemTime::now(), timeout }
     }
 
     /// A moment of the past on the wall clock, in RFC 3339.
@@ -67,7 +69,7 @@ fn rfc3339(time: SystemTime) -> String {
 /// Whether the proxy keeps up. Exactly at the timeout is late.
 fn keeps_up(status: &Status, now: Now) -> bool {
     let waited = |since| now.monotonic.saturating_duration_since(since);
-    status.oldest_pending.is_none_or(|since| waited(since) < TIMEOUT)
+    status.oldest_pending.is_none_or(|since| waited(since) < now.timeout)
 }
 
 /// Whether load balancers may send new traffic to this node.
@@ -165,6 +167,7 @@ pub struct Health {
     sources: kube::SharedStatus,
     /// Objects come from a directory: there need not be a Node.
     manifests: bool,
+    timeout: Duration,
     shared: Arc<Shared>,
 }
 
@@ -203,7 +206,12 @@ impl Health {
         sources: kube::SharedStatus,
         manifests: bool,
     ) -> Self {
-        Self { status, problems, sources, manifests, shared: Arc::default() }
+        Self { status, problems, sources, manifests, timeout: TIMEOUT, shared: Arc::default() }
+    }
+
+    /// With another time that a change may wait.
+    pub fn late_after(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Devices whose programs could not be attached.
@@ -223,16 +231,16 @@ impl Health {
 
     /// Whether no change waits too long for its write.
     pub fn proxy_keeps_up(&self) -> bool {
-        keeps_up(&reconcile::read(&self.status), Now::read())
+        keeps_up(&reconcile::read(&self.status), Now::read(self.timeout))
     }
 
     fn healthz(&self) -> Response {
         let status = reconcile::read(&self.status);
-        self.shared.healthz.give(healthz(&status, self.manifests, Now::read()))
+        self.shared.healthz.give(healthz(&status, self.manifests, Now::read(self.timeout)))
     }
 
     fn livez(&self) -> Response {
-        self.shared.livez.give(livez(&reconcile::read(&self.status), Now::read()))
+        self.shared.livez.give(livez(&reconcile::read(&self.status), Now::read(self.timeout)))
     }
 
     fn readyz(&self) -> Response {
@@ -251,13 +259,13 @@ impl Health {
 }
 
 /// The health server.
-pub async fn serve(address: SocketAddr, health: Health) -> Result<()> {
+pub async fn serve(address: SocketAddr, hard_fail: bool, health: Health) -> Result<()> {
     let router = Router::new()
         .route("/healthz", any(|State(health): State<Health>| async move { health.healthz() }))
         .route("/livez", any(|State(health): State<Health>| async move { health.livez() }))
         .route("/readyz", any(|State(health): State<Health>| async move { health.readyz() }))
         .with_state(health);
-    http::serve("health server", address, router).await
+    http::serve("health server", address, hard_fail, router).await
 }
 
 #[cfg(test)]

@@ -20,9 +20,18 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// Serves for ever; a port that is taken is tried again and again.
-pub async fn serve(what: &'static str, address: SocketAddr, router: Router) -> Result<()> {
-    let listener = bind_at_last(what, address).await;
+/// Serves for ever. A port that is taken is tried again and again, or is an error (`hard_fail`).
+pub async fn serve(
+    what: &'static str,
+    address: SocketAddr,
+    hard_fail: bool,
+    router: Router,
+) -> Result<()> {
+    let listener = if hard_fail {
+        listen(address).with_context(|| format!("listen on {address}"))?
+    } else {
+        bind_at_last(what, address).await
+    };
     axum::serve(listener, router).await.with_context(|| format!("serve on {address}"))
 }
 

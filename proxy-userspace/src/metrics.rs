@@ -351,12 +351,12 @@ impl Inner {
 }
 
 /// The metrics server.
-pub async fn serve(address: SocketAddr, metrics: Metrics) -> Result<()> {
+pub async fn serve(address: SocketAddr, hard_fail: bool, metrics: Metrics) -> Result<()> {
     let router = Router::new()
         .route("/metrics", get(async move || scrape(&metrics)))
         .route("/healthz", get(async || http::text("ok")))
         .route("/proxyMode", get(async || http::text("ebpf")));
-    http::serve("metrics server", address, router).await
+    http::serve("metrics server", address, hard_fail, router).await
 }
 
 fn scrape(metrics: &Metrics) -> axum::response::Response {

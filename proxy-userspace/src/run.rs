@@ -3,11 +3,13 @@
 use std::{
     collections::{BTreeMap, HashSet},
     net::IpAddr,
+    path::Path,
     sync::Arc,
     time::Instant,
 };
 
 use anyhow::{Context as _, Result};
+use proxy_common::flow::Timeouts;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -22,7 +24,7 @@ use crate::{
     devices::{self, Follower},
     gc,
     health::{self, Health},
-    healthcheck,
+    healthcheck, host,
     metrics::{self, Metrics},
     net::Watcher,
     reconcile::{Inputs, Outputs, Reconciler, SharedStatus},
@@ -64,6 +66,13 @@ impl Agent {
     /// Starts everything and waits for the first part that ends, which none should.
     async fn serve(&mut self, config: &Config) -> Result<()> {
         let started = Instant::now();
+        config.notes.iter().for_each(|note| tracing::info!("{note}"));
+        config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        if let Some(host) = &config.host {
+            for fault in host::tune(Path::new("/"), &host.conntrack, host.oom_score_adj) {
+                tracing::warn!(fault, "setting not made");
+            }
+        }
         let status = SharedStatus::default();
         let problems = manifest::Problems::default();
         let sources = kube::SharedStatus::default();
@@ -72,9 +81,13 @@ impl Agent {
             Arc::clone(&problems),
             Arc::clone(&sources),
             matches!(config.source, SourceConfig::Manifests(_)),
-        );
+        )
+        .late_after(config.late_after);
         // First of all, so that probes are answered while the rest starts.
-        self.parts.spawn("health server", health::serve(config.healthz, health.clone()));
+        self.parts.spawn(
+            "health server",
+            health::serve(config.healthz, config.hard_fail, health.clone()),
+        );
 
         let (loaded, clock) = load(config).await?;
         let (mut attacher, pins, lock) = Attacher::new(loaded, config.tc)?;
@@ -86,7 +99,8 @@ impl Agent {
             health.clone(),
             Arc::clone(&sources),
         )?;
-        self.parts.spawn("metrics server", metrics::serve(config.metrics, metrics.clone()));
+        let server = metrics::serve(config.metrics, config.hard_fail, metrics.clone());
+        self.parts.spawn("metrics server", server);
 
         let (node_tx, node_rx) = watch::channel(None);
         let (addresses_tx, addresses_rx) = watch::channel(None);
@@ -133,7 +147,7 @@ impl Agent {
             devices::follow(&mut watcher, &mut follower, &mut attacher, node_rx, &addresses_tx)
                 .await
         });
-        self.parts.spawn("flow expiry", expire(pins, clock, in_use_tx, metrics));
+        self.parts.spawn("flow expiry", expire(pins, clock, config.timeouts, in_use_tx, metrics));
         match config.source.clone() {
             SourceConfig::Manifests(dir) => self.parts.spawn("manifest source", async move {
                 manifest::run(&dir, &name, events_tx, problems).await
@@ -172,13 +186,14 @@ async fn load(config: &Config) -> Result<(Loaded, Clock)> {
 async fn expire(
     pins: Arc<Pins>,
     clock: Clock,
+    seconds: Timeouts,
     in_use: mpsc::Sender<HashSet<IpAddr>>,
     metrics: Metrics,
 ) -> Result<()> {
     let mut crowded = [false; 2];
     loop {
         tokio::time::sleep(gc::INTERVAL).await;
-        let swept = tokio::task::block_in_place(|| gc::sweep(&pins, &clock));
+        let swept = tokio::task::block_in_place(|| gc::sweep(&pins, &clock, &seconds));
         match swept {
             Ok(sweep) => {
                 let capacity = pins.sizes.flows;

@@ -140,8 +140,8 @@ pub fn topology<'a>(
     let mine = |hints: fn(&Endpoint) -> &Vec<String>, name: &str| {
         ready.clone().any(|e| hints(e).iter().any(|hint| hint == name))
     };
-    let (nodes, zones): (fn(&Endpoint) -> &Vec<String>, fn(&Endpoint) -> &Vec<String>) =
-        (|e| &e.for_nodes, |e| &e.for_zones);
+    let nodes: fn(&Endpoint) -> &Vec<String> = |e| &e.for_nodes;
+    let zones: fn(&Endpoint) -> &Vec<String> = |e| &e.for_zones;
     if all(nodes) && mine(nodes, place.node) {
         return (Topology::Node, None);
     }

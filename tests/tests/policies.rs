@@ -184,3 +184,35 @@ fn conformance_132_136_137_affinity_slides_and_outlives_the_agent() {
     chosen.push(each(&ways));
     assert!(chosen.iter().all(|backends| *backends == chosen[0]), "{chosen:?}");
 }
+
+#[test]
+fn conformance_86_kube_proxy_s_file_says_where_node_ports_answer() {
+    let world = World::new().unwrap();
+    let node = world.place("node1");
+    node.netns.ip("addr add 10.9.0.11/24 dev eth0").unwrap();
+    let file = world.dir.join("config.conf");
+    std::fs::write(
+        &file,
+        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+         nodePortAddresses: [primary]\nmetricsBindAddress: 127.0.0.1:20249\n\
+         featureGates: {AllowServiceExternalIPs: false}\noomScoreAdj: 0\n\
+         conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}\n",
+    )
+    .unwrap();
+    let service = Service::new("ports", 1).with(&endpoints(&world, &["p1b"]));
+    let flags = ["--config", file.to_str().unwrap()];
+    let agent = world.start_with("node1", &service.objects(), &flags).unwrap();
+    for proto in ["tcp", "udp"] {
+        let own = service.address(FrontEnd::NodePort, false, node.address(false));
+        assert_eq!(ask(&world, "client", &own, proto, 3).answered(), 3, "{own}");
+        let other = service.address(FrontEnd::NodePort, false, "10.9.0.11");
+        assert_eq!(ask(&world, "client", &other, proto, 1).answered(), 0, "{other}");
+        let balancer = service.address(FrontEnd::LoadBalancer, false, "");
+        assert_eq!(ask(&world, "client", &balancer, proto, 3).answered(), 3, "{balancer}");
+        let external = service.address(FrontEnd::ExternalIp, false, "");
+        assert_eq!(ask(&world, "client", &external, proto, 1).answered(), 0, "{external}");
+    }
+    assert_eq!(agent.get(20_249, "/proxyMode").unwrap().1, "ebpf");
+    let log = agent.log();
+    assert!(!log.contains("nodePortAddresses is not set"), "{log}");
+}

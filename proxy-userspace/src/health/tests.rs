@@ -8,6 +8,7 @@ fn now() -> Now {
     Now {
         monotonic: Instant::now() + Duration::from_secs(3_600),
         wall: SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000),
+        timeout: TIMEOUT,
     }
 }
 

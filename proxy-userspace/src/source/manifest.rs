@@ -116,7 +116,8 @@ fn parse(text: &str, note: &mut impl FnMut(String)) -> Result<Vec<Object>, FileE
                 objects.push(Object::Node(serde_saphyr::from_str(&document).map_err(error)?));
             }
             (Some("networking.k8s.io/v1"), Some("ServiceCIDR")) => {
-                objects.push(Object::ServiceCidr(serde_saphyr::from_str(&document).map_err(error)?))
+                objects
+                    .push(Object::ServiceCidr(serde_saphyr::from_str(&document).map_err(error)?));
             }
             (Some(_), Some(kind)) if kind.ends_with("List") => {
                 parse_list(value, kind, start, &mut objects, note)?;

@@ -1,0 +1,312 @@
+//! What a valid file means here.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use proxy_common::flow::Timeouts;
+use serde_json::Value;
+
+use super::{duration::GoDuration, file::KubeProxyConfiguration};
+use crate::{
+    cli::LogFormat,
+    model::Prefix,
+    settings::{Behaviour, Detector, NodePortAddresses, Settings},
+};
+
+/// The file's values, ready for use.
+#[derive(Clone, Debug)]
+pub struct Effective {
+    /// Instead of the host's name.
+    pub node_name: Option<String>,
+    /// `None`: the cluster we run in.
+    pub kubeconfig: Option<PathBuf>,
+    /// The health server.
+    pub healthz: SocketAddr,
+    /// The metrics server.
+    pub metrics: SocketAddr,
+    /// A server that cannot have its port ends the agent.
+    pub hard_fail: bool,
+    /// A change that waits so long makes the proxy unhealthy.
+    pub late_after: Duration,
+    /// Log format.
+    pub log_format: LogFormat,
+    /// Log level.
+    pub log_level: &'static str,
+    /// For the planner.
+    pub settings: Settings,
+    /// For the programs.
+    pub behaviour: Behaviour,
+    /// Idle times of flows, in seconds.
+    pub timeouts: Timeouts,
+    /// Of this process.
+    pub oom_score_adj: i64,
+    /// Settings of the kernel's own connection tracking.
+    pub conntrack: Conntrack,
+    /// To be said at the start: what an operator may rely on, and is not so.
+    pub warnings: Vec<String>,
+    /// To be said at the start, of less weight.
+    pub notes: Vec<String>,
+}
+
+/// What is written to `net.netfilter`; `None` leaves a value alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conntrack {
+    /// `nf_conntrack_max` per core, and at least.
+    pub max: Option<(u64, u64)>,
+    /// `nf_conntrack_tcp_timeout_established`, in seconds.
+    pub tcp_established: Option<u64>,
+    /// `nf_conntrack_tcp_timeout_close_wait`.
+    pub tcp_close_wait: Option<u64>,
+    /// `nf_conntrack_udp_timeout`.
+    pub udp: Option<u64>,
+    /// `nf_conntrack_udp_timeout_stream`.
+    pub udp_stream: Option<u64>,
+    /// `nf_conntrack_tcp_be_liberal`.
+    pub be_liberal: bool,
+}
+
+/// `address:port`, or an address that gets the port.
+pub fn address(text: &str, port: u16) -> Option<SocketAddr> {
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    text.parse().ok().or_else(|| Some(SocketAddr::new(bare.parse().ok()?, port)))
+}
+
+/// One network, or one of each family separated by a comma.
+pub fn cluster_cidrs(text: &str) -> Option<Vec<Prefix>> {
+    let prefixes: Vec<Prefix> =
+        text.split(',').map(|part| Prefix::parse(part.trim())).collect::<Option<_>>()?;
+    let pair = match prefixes.as_slice() {
+        [_] => true,
+        [a, b] => a.is_ipv4() != b.is_ipv4(),
+        _ => false,
+    };
+    pair.then_some(prefixes)
+}
+
+fn given(text: &str) -> Option<&str> {
+    Some(text.trim()).filter(|text| !text.is_empty())
+}
+
+fn seconds(value: Option<GoDuration>, default: f64) -> Option<u64> {
+    let value = value.unwrap_or(GoDuration::seconds(default)).to_std().as_secs();
+    (value > 0).then_some(value)
+}
+
+fn conntrack(config: &KubeProxyConfiguration) -> Conntrack {
+    let section = &config.conntrack;
+    let per_core = section.max_per_core.unwrap_or(32_768).unsigned_abs();
+    let min = section.min.unwrap_or(131_072).unsigned_abs();
+    Conntrack {
+        max: (per_core > 0).then_some((per_core, min)),
+        tcp_established: seconds(section.tcp_established_timeout, 86_400.0),
+        tcp_close_wait: seconds(section.tcp_close_wait_timeout, 3_600.0),
+        udp: seconds(section.udp_timeout, 0.0),
+        udp_stream: seconds(section.udp_stream_timeout, 0.0),
+        be_liberal: section.tcp_be_liberal,
+    }
+}
+
+fn timeouts(conntrack: &Conntrack) -> Timeouts {
+    let default = Timeouts::SECONDS;
+    let or = |value: Option<u64>, default: u32| {
+        value.map_or(default, |v| u32::try_from(v).unwrap_or(u32::MAX >> 12))
+    };
+    Timeouts {
+        tcp_established: or(conntrack.tcp_established, default.tcp_established),
+        tcp_closing: or(conntrack.tcp_close_wait, default.tcp_closing),
+        udp_new: or(conntrack.udp, default.udp_new),
+        udp_established: or(conntrack.udp_stream, default.udp_established),
+        ..default
+    }
+}
+
+fn detector(config: &KubeProxyConfiguration, notes: &mut Vec<String>) -> Detector {
+    match config.detect_local_mode.as_str() {
+        "NodeCIDR" => Detector::NodeCidr,
+        "BridgeInterface" => Detector::Bridge(config.detect_local.bridge_interface.clone()),
+        "InterfaceNamePrefix" => {
+            Detector::InterfacePrefix(config.detect_local.interface_name_prefix.clone())
+        }
+        _ => match given(&config.cluster_cidr) {
+            Some(text) => Detector::ClusterCidr(cluster_cidrs(text).unwrap_or_default()),
+            None => {
+                notes.push(
+                    "clusterCIDR is not set: pods of this node are told by the device they come in by"
+                        .to_owned(),
+                );
+                Detector::Devices
+            }
+        },
+    }
+}
+
+/// Loopback NodePorts, as the mode has them.
+fn loopback(config: &KubeProxyConfiguration, addresses: &NodePortAddresses) -> [bool; 2] {
+    let listed = [addresses.names_loopback(true), addresses.names_loopback(false)];
+    match config.mode.as_str() {
+        "" | "iptables" => {
+            let on = config.iptables.localhost_node_ports.unwrap_or(true);
+            [on && (addresses.all || listed[0]), false]
+        }
+        "ebpf" => [addresses.all || listed[0], addresses.all || listed[1]],
+        _ => listed,
+    }
+}
+
+/// Whether some field of a section is set to anything but nothing.
+fn says_something(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Object(fields) => fields.values().any(says_something),
+        _ => true,
+    }
+}
+
+/// Fields that mean nothing here, with what to say of each that is set.
+fn ignored(config: &KubeProxyConfiguration, warnings: &mut Vec<String>, notes: &mut Vec<String>) {
+    let ipvs = &config.ipvs;
+    let timeouts = [ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout];
+    for (set, text) in [
+        (config.enable_profiling, "enableProfiling: there are no Go profiles to serve"),
+        (!ipvs.scheduler.is_empty(), "ipvs.scheduler: backends are drawn at random"),
+        (!ipvs.exclude_cidrs.is_empty(), "ipvs.excludeCIDRs: no IPVS services are cleaned up"),
+        (
+            ipvs.strict_arp,
+            "ipvs.strictARP: no address is ever added to an interface, so ARP needs no care",
+        ),
+        (
+            timeouts.iter().flatten().any(|t| t.seconds > 0.0),
+            "ipvs.tcpTimeout, tcpFinTimeout, udpTimeout: flows here have the timeouts of conntrack",
+        ),
+        (
+            says_something(&config.winkernel) || config.windows_run_as_service,
+            "winkernel, windowsRunAsService: this is Linux",
+        ),
+    ] {
+        if set {
+            warnings.push(format!("{text}; ignored"));
+        }
+    }
+    let client = &config.client_connection;
+    for (set, text) in [
+        (
+            !client.accept_content_types.is_empty() || !client.content_type.is_empty(),
+            "clientConnection.contentType, acceptContentTypes: the API is spoken to in JSON",
+        ),
+        (
+            client.qps.unwrap_or(0.0) != 0.0 || client.burst.unwrap_or(0) != 0,
+            "clientConnection.qps, burst: three or four watches need no limit",
+        ),
+        (
+            config.iptables.masquerade_bit.is_some_and(|bit| bit != 14)
+                || config.nftables.masquerade_bit.is_some_and(|bit| bit != 14),
+            "masqueradeBit: packets are not marked",
+        ),
+        (!config.port_range.is_empty(), "portRange: unused, in kube-proxy too"),
+        (
+            GoDuration::or(config.config_sync_period, 900.0).seconds != 900.0,
+            "configSyncPeriod: the watch decides",
+        ),
+        (
+            !config.show_hidden_metrics_for_version.is_empty(),
+            "showHiddenMetricsForVersion: no metric is hidden",
+        ),
+        (!config.logging.vmodule.is_empty(), "logging.vmodule: use --log-level"),
+    ] {
+        if set {
+            notes.push(format!("{text}; ignored"));
+        }
+    }
+    for gate in config.feature_gates.keys() {
+        match gate.as_str() {
+            "AllowServiceExternalIPs" | "KubeProxyNFTablesLocalhostNodePorts" => {}
+            "AllAlpha"
+            | "AllBeta"
+            | "ContextualLogging"
+            | "LoggingAlphaOptions"
+            | "LoggingBetaOptions"
+            | "NFTablesProxyMode"
+            | "KubeProxyDrainingTerminatingNodes"
+            | "PreferSameTrafficDistribution"
+            | "TopologyAwareHints"
+            | "ServiceTrafficDistribution"
+            | "MultiCIDRServiceAllocator" => {
+                notes.push(format!("featureGates.{gate}: no effect"));
+            }
+            _ => warnings.push(format!("featureGates.{gate}: unknown, ignored")),
+        }
+    }
+}
+
+/// Translates a valid file.
+pub fn effective(config: &KubeProxyConfiguration) -> Effective {
+    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
+    ignored(config, &mut warnings, &mut notes);
+    let mode = config.mode.as_str();
+    let bind: Option<IpAddr> = given(&config.bind_address).and_then(|text| text.parse().ok());
+    let (any, loopback_ip): (IpAddr, IpAddr) = if bind.is_some_and(|ip| ip.is_ipv6()) {
+        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
+    } else {
+        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into())
+    };
+    let healthz = given(&config.healthz_bind_address)
+        .and_then(|text| address(text, 10_256))
+        .unwrap_or(SocketAddr::new(any, 10_256));
+    let metrics = given(&config.metrics_bind_address)
+        .and_then(|text| address(text, 10_249))
+        .unwrap_or(SocketAddr::new(loopback_ip, 10_249));
+    let unset = config.node_port_addresses.is_empty();
+    let node_ports = match mode {
+        "nftables" if unset => NodePortAddresses { primary: true, ..Default::default() },
+        _ => NodePortAddresses::parse(&config.node_port_addresses).unwrap_or_default(),
+    };
+    if unset && matches!(mode, "" | "iptables") {
+        warnings.push(
+            "nodePortAddresses is not set: NodePorts answer on all local addresses; `primary` \
+             limits them to the node's own"
+                .to_owned(),
+        );
+    }
+    let (sync, masquerade_all) = match mode {
+        "nftables" => (config.nftables.sync_period, config.nftables.masquerade_all),
+        "ipvs" => (config.ipvs.sync_period, config.iptables.masquerade_all),
+        _ => (config.iptables.sync_period, config.iptables.masquerade_all),
+    };
+    let sync = GoDuration::or(sync, 30.0).to_std();
+    let conntrack = conntrack(config);
+    let external_ips = config.feature_gates.get("AllowServiceExternalIPs").copied();
+    Effective {
+        node_name: given(&config.hostname_override).map(str::to_owned),
+        kubeconfig: given(&config.client_connection.kubeconfig).map(PathBuf::from),
+        healthz,
+        metrics,
+        hard_fail: config.bind_address_hard_fail,
+        late_after: sync * 2,
+        log_format: if config.logging.format == "json" { LogFormat::Json } else { LogFormat::Text },
+        log_level: match config.logging.verbosity {
+            ..=1 => "info",
+            2..=4 => "debug",
+            _ => "trace",
+        },
+        behaviour: Behaviour {
+            detector: detector(config, &mut notes),
+            loopback: loopback(config, &node_ports),
+            masquerade_all,
+            answer_echo: false,
+        },
+        settings: Settings {
+            node_ports,
+            external_ips: external_ips.unwrap_or(true),
+            node_address: bind.filter(|ip| !ip.is_unspecified()),
+        },
+        timeouts: timeouts(&conntrack),
+        oom_score_adj: config.oom_score_adj.unwrap_or(-999),
+        conntrack,
+        warnings,
+        notes,
+    }
+}
