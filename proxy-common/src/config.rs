@@ -15,7 +15,7 @@ row! {
         pub host_netns: u64,
         /// `tick = jiffies64 >> tick_shift`.
         pub tick_shift: u32,
-        /// Combination of [`CONFIG_LOCALHOST_NODE_PORTS`] and its siblings.
+        /// Combination of [`CONFIG_LOCALHOST_NODE_PORTS4`] and its siblings.
         pub flags: u32,
         /// [`ABI_VERSION`](crate::ABI_VERSION) of the build that wrote the pinned maps.
         pub abi: u32,
