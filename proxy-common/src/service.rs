@@ -1,6 +1,6 @@
 //! Addresses, front ends, pools and backends: what the agent writes and every hook reads.
 
-use crate::pod::row;
+use crate::{Addr, pod::row};
 
 row! {
     /// Row of `ADDRESSES4/6`, keyed by the address octets. The first look-up of every packet:
@@ -119,6 +119,16 @@ row! {
         pub addr: A,
         /// Network mask.
         pub mask: A,
+    }
+}
+
+impl<A: Addr> Network<A> {
+    /// No network: the end of a list, or a family that has none.
+    pub const NONE: Self = Self { addr: A::UNSPECIFIED, mask: A::UNSPECIFIED };
+
+    /// Whether it is [`Self::NONE`].
+    pub fn is_none(&self) -> bool {
+        self.mask == A::UNSPECIFIED
     }
 }
 

@@ -25,6 +25,14 @@ pub struct Full {
     pub capacity: u32,
 }
 
+impl Full {
+    /// An error if fewer than `wanted` rows are free.
+    pub fn check(table: &'static str, capacity: u32, used: u32, wanted: u32) -> Result<(), Self> {
+        let free = capacity.saturating_sub(used);
+        if wanted > free { Err(Self { table, wanted, free, capacity }) } else { Ok(()) }
+    }
+}
+
 /// Gives out ids from 1 to `capacity - 1`, lowest first.
 #[derive(Debug)]
 pub struct Ids {

@@ -175,7 +175,6 @@ mod tests {
             cluster_ips: vec![ip.parse().unwrap()],
             external_ips: vec!["10.8.0.1".parse().unwrap()],
             load_balancer_ips: vec![],
-            load_balancer: false,
             internal_local: false,
             external_local: false,
             health_check_port: None,

@@ -15,7 +15,7 @@ use proxy_common::{
         CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, NodeConfig,
     },
     device::{DEVICE_PODS, DeviceRow, ROLE_UPLINK},
-    service::Network as Prefix,
+    service::Network as PodNetwork,
 };
 use tokio::sync::watch;
 
@@ -29,7 +29,7 @@ use crate::{
     },
     family::{Family, V4, V6},
     health::Health,
-    model::{self, Node, NodeAddresses},
+    model::{Node, NodeAddresses, Prefix},
     net::{Network, Watcher},
     settings::{Behaviour, Detector},
 };
@@ -169,7 +169,6 @@ impl Follower {
             Detector::NodeCidr => node.map(|n| n.pod_cidrs.as_slice()).unwrap_or_default(),
             _ => &[],
         };
-        let (pods4, pods6) = (network_row::<V4>(pods), network_row::<V6>(pods));
         let flags = flags(behaviour);
         let row = NodeConfig {
             host_netns: sys::netns_cookie()
@@ -182,8 +181,8 @@ impl Follower {
             snat_last: *ports.end(),
             masquerade4: v4.map_or([0; 4], |ip| ip.octets()),
             masquerade6: v6.map_or([0; 16], |ip| ip.octets()),
-            pods4: pods4.unwrap_or(Prefix { addr: [0; 4], mask: [0; 4] }),
-            pods6: pods6.unwrap_or(Prefix { addr: [0; 16], mask: [0; 16] }),
+            pods4: first_of::<V4>(pods),
+            pods6: first_of::<V6>(pods),
             timeouts: self.clock.timeouts(&self.config.timeouts),
         };
         let row = match &self.inherited {
@@ -201,17 +200,13 @@ impl Follower {
 }
 
 /// The first network of a family; every further one is none of kube-proxy's either.
-fn network_row<F: Family>(prefixes: &[model::Prefix]) -> Option<Prefix<F::Addr>> {
-    prefixes.iter().find_map(|prefix| {
-        let (addr, mask) = (F::addr(prefix.addr())?, F::addr(prefix.mask())?);
-        Some(Prefix { addr, mask })
-    })
+fn first_of<F: Family>(prefixes: &[Prefix]) -> PodNetwork<F::Addr> {
+    prefixes.iter().find_map(F::network).unwrap_or(PodNetwork::NONE)
 }
 
 fn flags(behaviour: &Behaviour) -> u32 {
     let detector = match &behaviour.detector {
         Detector::ClusterCidr(_) | Detector::NodeCidr => CONFIG_PODS_BY_SOURCE,
-        Detector::Nobody => 0,
         Detector::Devices | Detector::Bridge(_) | Detector::InterfacePrefix(_) => {
             CONFIG_PODS_BY_DEVICE
         }

@@ -2,9 +2,12 @@
 
 use std::net::IpAddr;
 
-use proxy_common::Addr;
+use proxy_common::{Addr, service::Network};
 
-use crate::datapath::{FamilyOp, FamilySnapshot, Op, Snapshot};
+use crate::{
+    datapath::{FamilyOp, FamilySnapshot, Op, Snapshot},
+    model::Prefix,
+};
 
 /// IPv4 or IPv6.
 pub trait Family: 'static {
@@ -31,6 +34,11 @@ pub trait Family: 'static {
     fn addr(ip: IpAddr) -> Option<Self::Addr>;
     /// The other way.
     fn ip(addr: Self::Addr) -> IpAddr;
+
+    /// The network as map rows hold it, if it is of this family.
+    fn network(prefix: &Prefix) -> Option<Network<Self::Addr>> {
+        Some(Network { addr: Self::addr(prefix.addr())?, mask: Self::addr(prefix.mask())? })
+    }
 }
 
 /// IPv4.

@@ -9,7 +9,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -67,8 +66,7 @@ fn sockets(
     let chosen: Vec<IpAddr> = if settings.node_ports.all {
         vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
     } else {
-        let own = settings.node_addresses(node);
-        settings.node_ports.select(local, &own).into_iter().collect()
+        settings.node_port_addresses(local, node).into_iter().collect()
     };
     let mut sockets = BTreeSet::new();
     for (service, check) in checks {
@@ -121,26 +119,23 @@ fn answer(service: &ObjectKey, local: usize, healthy: bool) -> Response {
     (code, headers, body(service, local, healthy)).into_response()
 }
 
-/// Ready endpoints by Service, as the listeners read them.
-type Counts = Arc<Mutex<Checks>>;
-
-fn count(counts: &Counts, service: &ObjectKey, ipv4: bool) -> usize {
-    let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-    counts.get(service).and_then(|check| check.local[usize::from(!ipv4)]).unwrap_or(0)
+fn count(checks: &Checks, service: &ObjectKey, ipv4: bool) -> usize {
+    checks.get(service).and_then(|check| check.local[usize::from(!ipv4)]).unwrap_or(0)
 }
 
 /// The listeners there are.
 struct Listeners {
     health: Health,
-    counts: Counts,
+    /// What they count by.
+    checks: watch::Receiver<Checks>,
     open: BTreeMap<Socket, JoinHandle<()>>,
     /// Services that did not get their port.
     faults: BTreeMap<ObjectKey, String>,
 }
 
 impl Listeners {
-    fn new(health: Health) -> Self {
-        Self { health, counts: Counts::default(), open: BTreeMap::new(), faults: BTreeMap::new() }
+    fn new(health: Health, checks: watch::Receiver<Checks>) -> Self {
+        Self { health, checks, open: BTreeMap::new(), faults: BTreeMap::new() }
     }
 
     /// Closes what is not wanted and opens what is. A Service gets all of its sockets or none.
@@ -183,9 +178,9 @@ impl Listeners {
     fn open(&mut self, socket: &Socket) -> io::Result<()> {
         let listener = http::bind(socket.address, true)?;
         let (service, ipv4) = (socket.service.clone(), socket.address.is_ipv4());
-        let (counts, health) = (Arc::clone(&self.counts), self.health.clone());
+        let (checks, health) = (self.checks.clone(), self.health.clone());
         let handler = move || {
-            let local = count(&counts, &service, ipv4);
+            let local = count(&checks.borrow(), &service, ipv4);
             let response = answer(&service, local, health.proxy_keeps_up());
             async move { response }
         };
@@ -224,14 +219,12 @@ pub async fn serve(
     health: Health,
     findings: watch::Sender<Vec<Finding>>,
 ) -> Result<()> {
-    let mut listeners = Listeners::new(health);
+    let mut listeners = Listeners::new(health, inputs.checks.clone());
     loop {
-        let checks = inputs.checks.borrow_and_update().clone();
         let local = inputs.addresses.borrow_and_update().clone().unwrap_or_default().local;
         let node = inputs.node.borrow_and_update().as_ref().map(|n| n.addresses.clone());
-        let wanted = sockets(&checks, &settings, &local, &node.unwrap_or_default());
-        // Counts after sockets would let a new listener answer for the sync before.
-        *listeners.counts.lock().unwrap_or_else(PoisonError::into_inner) = checks;
+        let node = node.unwrap_or_default();
+        let wanted = sockets(&inputs.checks.borrow_and_update(), &settings, &local, &node);
         listeners.set(&wanted).await;
         let new = listeners.findings();
         findings.send_if_modified(|old| {

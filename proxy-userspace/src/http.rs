@@ -76,10 +76,10 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 pub fn bind(address: SocketAddr, only_v6: bool) -> io::Result<TcpListener> {
     let socket = match address.ip() {
         IpAddr::V4(_) => TcpSocket::new_v4()?,
-        IpAddr::V6(ip) => {
+        IpAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
             // Whatever the host's net.ipv6.bindv6only says.
-            socket2::SockRef::from(&socket).set_only_v6(only_v6 || !ip.is_unspecified())?;
+            socket2::SockRef::from(&socket).set_only_v6(only_v6)?;
             socket
         }
     };

@@ -78,8 +78,6 @@ pub struct Service {
     pub load_balancer_ips: Vec<IpAddr>,
     /// Ports.
     pub ports: Vec<ServicePort>,
-    /// `type: LoadBalancer`.
-    pub load_balancer: bool,
     /// `internalTrafficPolicy: Local`.
     pub internal_local: bool,
     /// `externalTrafficPolicy: Local`, of a type for which it counts.

@@ -250,28 +250,27 @@ impl Planner {
     /// The own Node: where it is, and under which addresses. One that is gone leaves what was last
     /// known of it.
     pub fn set_node(&mut self, node: Node) {
-        let old = self.world.node.replace(node);
-        let new = self.world.node.as_ref();
-        let zone = |node: Option<&Node>| node.and_then(|n| n.zone.clone());
-        let addresses = |node: Option<&Node>| node.map(|n| n.addresses.clone()).unwrap_or_default();
-        if zone(old.as_ref()) != zone(new) {
+        let old = self.world.node.as_ref();
+        let moved = old.and_then(|n| n.zone.as_ref()) != node.zone.as_ref();
+        let renumbered = self.listed_addresses() != node.addresses;
+        self.world.node = Some(node);
+        if moved {
             self.dirty.extend(self.world.services.keys().cloned());
         }
-        if addresses(old.as_ref()) != addresses(new) {
+        if renumbered {
             let guarded = self.world.services.iter().filter(|(_, s)| s.sources != Sources::Any);
             self.dirty.extend(guarded.map(|(key, _)| key.clone()));
             self.place_node_ports();
         }
     }
 
-    fn own_addresses(&self) -> Vec<IpAddr> {
-        let node = self.world.node.as_ref().map(|n| n.addresses.as_slice()).unwrap_or_default();
-        self.settings.node_addresses(node)
+    fn listed_addresses(&self) -> &[IpAddr] {
+        self.world.node.as_ref().map(|n| n.addresses.as_slice()).unwrap_or_default()
     }
 
     fn place_node_ports(&mut self) {
         let local = &self.node_addresses.local;
-        let chosen = self.settings.node_ports.select(local, &self.own_addresses());
+        let chosen = self.settings.node_port_addresses(local, self.listed_addresses());
         self.addresses4.set_node(local, &chosen);
         self.addresses6.set_node(local, &chosen);
     }
@@ -386,7 +385,7 @@ impl Planner {
             problems.push(problem(service, port, "AddressTaken", &message));
         }
         let (v4, v6): (Vec<Front>, Vec<Front>) = won.iter().partition(|f| f.key.ipv4);
-        let own_addresses = self.own_addresses();
+        let own_addresses = self.settings.node_addresses(self.listed_addresses());
         let place = place(&self.node_name, self.world.node.as_ref());
         let desired = |ipv4: bool, fronts| {
             let sources = service.sources.of_family(ipv4);

@@ -69,8 +69,6 @@ pub struct Outputs {
     pub node: watch::Sender<Option<Node>>,
     /// Health checks of Services, as of the last successful sync.
     pub health_checks: watch::Sender<BTreeMap<ObjectKey, HealthCheck>>,
-    /// What cannot be used or programmed, as of the last successful sync.
-    pub findings: watch::Sender<Vec<Finding>>,
     /// For metrics.
     pub observe: Observer,
 }
@@ -81,7 +79,6 @@ impl Outputs {
         Self {
             node: watch::channel(None).0,
             health_checks: watch::channel(BTreeMap::new()).0,
-            findings: watch::channel(Vec::new()).0,
             observe: Box::new(|_| {}),
         }
     }
@@ -278,13 +275,6 @@ impl Reconciler {
             let changed = old != checks;
             if changed {
                 old.clone_from(checks);
-            }
-            changed
-        });
-        self.outputs.findings.send_if_modified(|old| {
-            let changed = *old != findings;
-            if changed {
-                old.clone_from(&findings);
             }
             changed
         });

@@ -118,13 +118,8 @@ impl Agent {
         let datapath = Box::new(KernelDatapath::new(Arc::clone(&pins)));
         let name = config.node_name.clone();
         let (checks_tx, checks_rx) = watch::channel(BTreeMap::new());
-        let (findings_tx, _findings_rx) = watch::channel(Vec::new());
-        let outputs = Outputs {
-            node: node_tx,
-            health_checks: checks_tx,
-            findings: findings_tx,
-            observe: metrics.observer(),
-        };
+        let outputs =
+            Outputs { node: node_tx, health_checks: checks_tx, observe: metrics.observer() };
         let settings = config.settings.clone();
         let reconciler = Reconciler::new(datapath, name.clone(), status, settings, outputs);
         let checks = healthcheck::Inputs {

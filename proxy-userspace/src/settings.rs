@@ -85,8 +85,6 @@ pub enum Detector {
     Bridge(String),
     /// By the device: those whose names begin so.
     InterfacePrefix(String),
-    /// Not at all: nobody counts as a pod.
-    Nobody,
 }
 
 impl Detector {
@@ -96,7 +94,7 @@ impl Detector {
             Self::Devices => !uplink,
             Self::Bridge(bridge) => name == bridge,
             Self::InterfacePrefix(prefix) => name.starts_with(prefix.as_str()),
-            Self::ClusterCidr(_) | Self::NodeCidr | Self::Nobody => false,
+            Self::ClusterCidr(_) | Self::NodeCidr => false,
         }
     }
 }
@@ -132,6 +130,15 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Where NodePorts answer: the chosen ones of the node's `local` addresses.
+    pub fn node_port_addresses(
+        &self,
+        local: &BTreeSet<IpAddr>,
+        node: &[IpAddr],
+    ) -> BTreeSet<IpAddr> {
+        self.node_ports.select(local, &self.node_addresses(node))
+    }
+
     /// The node's own addresses: the first of each family that its Node has, or the configured one.
     pub fn node_addresses(&self, node: &[IpAddr]) -> Vec<IpAddr> {
         [true, false]

@@ -5,8 +5,6 @@ use std::{
     net::IpAddr,
 };
 
-use serde::Serialize;
-
 use crate::model::{Endpoint, ServicePort, Slice};
 
 /// An endpoint of one service port.
@@ -77,8 +75,7 @@ pub fn usage(endpoint: &Endpoint) -> Use {
 }
 
 /// Which hints the cluster pool follows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topology {
     /// None.
     Any,
@@ -132,10 +129,6 @@ pub fn topology<'a>(
     ready: impl Iterator<Item = &'a Endpoint> + Clone,
     place: Place<'_>,
 ) -> (Topology, Option<&'static str>) {
-    let mut any = ready.clone().peekable();
-    if any.peek().is_none() {
-        return (Topology::Any, None);
-    }
     let all = |hints: fn(&Endpoint) -> &Vec<String>| ready.clone().all(|e| !hints(e).is_empty());
     let mine = |hints: fn(&Endpoint) -> &Vec<String>, name: &str| {
         ready.clone().any(|e| hints(e).iter().any(|hint| hint == name))
@@ -188,16 +181,19 @@ pub fn select<'a>(
     let endpoints = endpoints(port, slices, ipv4);
     let ready = endpoints.values().copied().filter(|e| usage(e) == Use::Ready);
     let (topology, hints_ignored) = topology(ready, place);
-    let pick = |usage_: Use, accept: &dyn Fn(&Endpoint) -> bool| -> Vec<Target> {
+    let pick = |accept: &dyn Fn(&Endpoint) -> bool| -> Vec<Target> {
         endpoints
             .iter()
-            .filter(|(_, e)| usage(e) == usage_ && accept(e))
+            .filter(|(_, e)| accept(e))
             .map(|((addr, port), e)| Target { addr: *addr, port: *port, local: is_local(e, place) })
             .collect()
     };
     let pool = |ready: &dyn Fn(&Endpoint) -> bool, fallback: &dyn Fn(&Endpoint) -> bool| {
-        let pool = pick(Use::Ready, ready);
-        if pool.is_empty() { pick(Use::Fallback, fallback) } else { pool }
+        let pool = pick(&|e| usage(e) == Use::Ready && ready(e));
+        if !pool.is_empty() {
+            return pool;
+        }
+        pick(&|e| usage(e) == Use::Fallback && fallback(e))
     };
     let mut targets = Targets {
         any: endpoints.values().any(|e| matches!(usage(e), Use::Ready | Use::Fallback)),
@@ -210,10 +206,8 @@ pub fn select<'a>(
     if wanted.local {
         targets.local = pool(&|e| is_local(e, place), &|e| is_local(e, place));
     }
-    let known = pick(Use::Ready, &|_| true).into_iter();
-    let known = known.chain(pick(Use::Fallback, &|_| true)).chain(pick(Use::Known, &|_| true));
-    targets.draining =
-        known.filter(|t| !targets.cluster.contains(t) && !targets.local.contains(t)).collect();
+    targets.draining = pick(&|e| usage(e) != Use::Never);
+    targets.draining.retain(|t| !targets.cluster.contains(t) && !targets.local.contains(t));
     targets
 }
 

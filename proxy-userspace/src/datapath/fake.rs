@@ -142,7 +142,7 @@ fn apply_family<F: Family>(maps: &mut FamilySnapshot<F::Addr>, op: &FamilyOp<F::
             maps.sources.remove(&source_of(key));
         }
         FamilyOp::PutCidr(index, row) => {
-            if row.mask == F::Addr::UNSPECIFIED {
+            if row.is_none() {
                 maps.cidrs.remove(index);
             } else {
                 maps.cidrs.insert(*index, *row);

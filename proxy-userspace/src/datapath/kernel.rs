@@ -243,7 +243,7 @@ where
             .collect(),
         cidrs: pins::rows::<u32, Network<A>>(&maps.cidrs)?
             .into_iter()
-            .filter(|(_, row)| row.mask != A::UNSPECIFIED)
+            .filter(|(_, row)| !row.is_none())
             .collect(),
     })
 }

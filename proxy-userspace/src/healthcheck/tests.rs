@@ -75,8 +75,8 @@ fn socket(port: u16) -> BTreeSet<Socket> {
 async fn conformance_149_154_answers_follow_the_endpoints_and_the_proxy() {
     for (local, late, code) in [(2, false, "200"), (0, false, "503"), (2, true, "503")] {
         let port = free_port();
-        let mut listeners = Listeners::new(health(late));
-        *listeners.counts.lock().unwrap() = checks(port, [Some(local), Some(7)]);
+        let checks = checks(port, [Some(local), Some(7)]);
+        let mut listeners = Listeners::new(health(late), watch::channel(checks).1);
         listeners.set(&socket(port)).await;
         let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
         for request in ["GET /", "HEAD /x", "POST /any/path?a=b"] {
@@ -100,7 +100,7 @@ async fn conformance_149_154_answers_follow_the_endpoints_and_the_proxy() {
 async fn conformance_151_a_port_that_goes_is_refused_and_can_come_back_at_once() {
     let port = free_port();
     let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
-    let mut listeners = Listeners::new(health(false));
+    let mut listeners = Listeners::new(health(false), watch::channel(Checks::new()).1);
     for _ in 0..5 {
         listeners.set(&socket(port)).await;
         assert!(ask(address, "GET /").await.is_some());
@@ -115,7 +115,7 @@ async fn conformance_152_a_service_that_cannot_get_all_its_sockets_gets_none_unt
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let (busy, free) = (taken.local_addr().unwrap().port(), free_port());
     let wanted: BTreeSet<Socket> = [socket(free), socket(busy)].into_iter().flatten().collect();
-    let mut listeners = Listeners::new(health(false));
+    let mut listeners = Listeners::new(health(false), watch::channel(Checks::new()).1);
     listeners.set(&wanted).await;
     assert!(listeners.open.is_empty());
     let findings = listeners.findings();

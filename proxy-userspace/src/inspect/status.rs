@@ -367,8 +367,8 @@ mod tests {
                 snat_last: 29_999,
                 masquerade4: [10, 9, 0, 1],
                 masquerade6: [0; 16],
-                pods4: Network { addr: [0; 4], mask: [0; 4] },
-                pods6: Network { addr: [0; 16], mask: [0; 16] },
+                pods4: Network::NONE,
+                pods6: Network::NONE,
                 timeouts: proxy_common::flow::Timeouts::SECONDS,
             }),
             devices: vec![

@@ -11,18 +11,22 @@ pub struct Prefix {
     len: u8,
 }
 
+/// So many ones from the left; a shift by all bits is none.
+fn mask4(len: u8) -> u32 {
+    u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0)
+}
+
+/// See [`mask4`].
+fn mask6(len: u8) -> u128 {
+    u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0)
+}
+
 impl Prefix {
     /// The network of this length that `addr` is in; `None` if no address has so many bits.
     pub fn new(addr: IpAddr, len: u8) -> Option<Self> {
         let addr = match addr {
-            IpAddr::V4(ip) if len <= 32 => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0);
-                IpAddr::V4((u32::from(ip) & mask).into())
-            }
-            IpAddr::V6(ip) if len <= 128 => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(len)).unwrap_or(0);
-                IpAddr::V6((u128::from(ip) & mask).into())
-            }
+            IpAddr::V4(ip) if len <= 32 => IpAddr::V4((u32::from(ip) & mask4(len)).into()),
+            IpAddr::V6(ip) if len <= 128 => IpAddr::V6((u128::from(ip) & mask6(len)).into()),
             _ => return None,
         };
         Some(Self { addr, len })
@@ -70,12 +74,8 @@ impl Prefix {
     /// Its mask as an address.
     pub fn mask(&self) -> IpAddr {
         match self.addr {
-            IpAddr::V4(_) => {
-                IpAddr::V4(u32::MAX.checked_shl(32 - u32::from(self.len)).unwrap_or(0).into())
-            }
-            IpAddr::V6(_) => {
-                IpAddr::V6(u128::MAX.checked_shl(128 - u32::from(self.len)).unwrap_or(0).into())
-            }
+            IpAddr::V4(_) => IpAddr::V4(mask4(self.len).into()),
+            IpAddr::V6(_) => IpAddr::V6(mask6(self.len).into()),
         }
     }
 }

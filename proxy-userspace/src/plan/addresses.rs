@@ -70,16 +70,7 @@ impl<F: Family> AddressTable<F> {
             .filter(|a| !self.applied.contains_key(a) && !self.uses.contains_key(a))
             .collect();
         let known = self.applied.len() + self.touched.len();
-        let free = (self.capacity as usize).saturating_sub(known);
-        if wanted.len() > free {
-            return Err(Full {
-                table: F::ADDRESSES,
-                wanted: wanted.len() as u32,
-                free: free as u32,
-                capacity: self.capacity,
-            });
-        }
-        Ok(())
+        Full::check(F::ADDRESSES, self.capacity, known as u32, wanted.len() as u32)
     }
 
     /// A front end is written. NodePorts have no address of their own.

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use proxy_common::{
-    Addr as _,
-    service::{Network, SERVICE_CIDRS},
-};
+use proxy_common::service::{Network, SERVICE_CIDRS};
 
 use super::{Batch, Planner};
 use crate::{
@@ -41,10 +38,7 @@ fn plan<F: Family>(
     let mut wanted: Vec<Network<F::Addr>> = Vec::new();
     for (key, prefixes) in all {
         for prefix in prefixes {
-            let (Some(addr), Some(mask)) = (F::addr(prefix.addr()), F::addr(prefix.mask())) else {
-                continue;
-            };
-            let network = Network { addr, mask };
+            let Some(network) = F::network(prefix) else { continue };
             if wanted.contains(&network) {
                 continue;
             }
@@ -64,11 +58,10 @@ fn plan<F: Family>(
             wanted.push(network);
         }
     }
-    let none = Network { addr: F::Addr::UNSPECIFIED, mask: F::Addr::UNSPECIFIED };
     for index in 0..SERVICE_CIDRS as u32 {
         let new = wanted.get(index as usize).copied();
         if applied.get(&index).copied() != new {
-            batch.services.push(F::op(FamilyOp::PutCidr(index, new.unwrap_or(none))));
+            batch.services.push(F::op(FamilyOp::PutCidr(index, new.unwrap_or(Network::NONE))));
         }
         match new {
             Some(new) => applied.insert(index, new),

@@ -177,10 +177,12 @@ impl<F: Family> PortTable<F> {
         let service = desired.service;
         let wanted = front_keys::<F>(desired);
         let added = wanted.keys().filter(|k| !applied.fronts.contains_key(*k));
-        self.check_services(added.clone().count() as u32)?;
+        let count = added.clone().count() as u32;
+        Full::check(F::SERVICES, self.service_capacity, self.fronts, count)?;
         addresses.check(added.map(|(addr, _, _)| *addr))?;
         let sources = source_keys::<F>(desired);
-        self.check_sources(sources.difference(&applied.sources).count() as u32)?;
+        let count = sources.difference(&applied.sources).count() as u32;
+        Full::check(F::SOURCES, self.source_capacity, self.sources, count)?;
 
         // Everything that can fail comes before anything is changed.
         let mut fresh = Fresh::default();
@@ -270,24 +272,6 @@ impl<F: Family> PortTable<F> {
             self.no_local[i] -= u32::from(applied.no_local[i]);
         }
         applied.no_local = now;
-    }
-
-    fn check_sources(&self, added: u32) -> Result<(), Full> {
-        let free = self.source_capacity.saturating_sub(self.sources);
-        if added > free {
-            let (table, capacity) = (F::SOURCES, self.source_capacity);
-            return Err(Full { table, wanted: added, free, capacity });
-        }
-        Ok(())
-    }
-
-    fn check_services(&self, added: u32) -> Result<(), Full> {
-        let free = self.service_capacity.saturating_sub(self.fronts);
-        if added > free {
-            let (table, capacity) = (F::SERVICES, self.service_capacity);
-            return Err(Full { table, wanted: added, free, capacity });
-        }
-        Ok(())
     }
 
     /// Ids and ranges for the new state: backends, pool of the cluster, pool of this node.

@@ -7,6 +7,7 @@ use k8s_openapi::api::{
     discovery::v1::EndpointSlice,
     networking::v1::ServiceCIDR,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{KINDS, Reconciler};
 use crate::{
@@ -21,6 +22,15 @@ fn changed(change: &Change<ApiService>) -> Vec<ObjectKey> {
         Change::Applied(object) => vec![convert::key(&object.metadata)],
         Change::Deleted(key) => vec![key.clone()],
     }
+}
+
+/// Objects that are known and not in a list of all.
+fn gone<'a>(
+    known: impl Iterator<Item = &'a ObjectKey>,
+    list: impl Iterator<Item = &'a ObjectMeta>,
+) -> Vec<ObjectKey> {
+    let listed: BTreeSet<ObjectKey> = list.map(convert::key).collect();
+    known.filter(|key| !listed.contains(*key)).cloned().collect()
 }
 
 impl Reconciler {
@@ -61,19 +71,9 @@ impl Reconciler {
         match change {
             Change::Replaced(list) => {
                 self.listed[0] = true;
-                let keys: BTreeSet<ObjectKey> =
-                    list.iter().map(|o| convert::key(&o.metadata)).collect();
-                let gone: Vec<ObjectKey> = self
-                    .planner
-                    .world
-                    .services
-                    .keys()
-                    .filter(|key| !keys.contains(*key))
-                    .cloned()
-                    .collect();
-                for key in gone {
-                    self.find("Service", &key, Vec::new());
-                    self.planner.set_service(key, None);
+                let known = self.planner.world.services.keys();
+                for key in gone(known, list.iter().map(|o| &o.metadata)) {
+                    self.take_service(Change::Deleted(key));
                 }
                 for object in list {
                     self.take_service(Change::Applied(Box::new(object)));
@@ -97,18 +97,9 @@ impl Reconciler {
         match change {
             Change::Replaced(list) => {
                 self.listed[1] = true;
-                let keys: BTreeSet<ObjectKey> =
-                    list.iter().map(|o| convert::key(&o.metadata)).collect();
-                let gone: Vec<ObjectKey> = self
-                    .planner
-                    .world
-                    .slices
-                    .keys()
-                    .filter(|key| !keys.contains(*key))
-                    .cloned()
-                    .collect();
-                for key in gone {
-                    self.put_slice(key, None, Vec::new());
+                let known = self.planner.world.slices.keys();
+                for key in gone(known, list.iter().map(|o| &o.metadata)) {
+                    self.take_slice(Change::Deleted(key));
                 }
                 for object in list {
                     self.take_slice(Change::Applied(Box::new(object)));
@@ -178,11 +169,7 @@ impl Reconciler {
             Change::Replaced(list) => {
                 self.listed[3] = true;
                 let known = self.planner.world.service_cidrs.keys();
-                let gone: Vec<ObjectKey> = known
-                    .filter(|key| !list.iter().any(|o| convert::key(&o.metadata) == **key))
-                    .cloned()
-                    .collect();
-                for key in gone {
+                for key in gone(known, list.iter().map(|o| &o.metadata)) {
                     self.take_service_cidr(Change::Deleted(key));
                 }
                 for object in list {

@@ -140,8 +140,8 @@ impl Bench {
                 snat_last: 20_999,
                 masquerade4: [10, 9, 0, 1],
                 masquerade6: "fd00:10:9::1".parse::<std::net::Ipv6Addr>().unwrap().octets(),
-                pods4: Network { addr: [0; 4], mask: [0; 4] },
-                pods6: Network { addr: [0; 16], mask: [0; 16] },
+                pods4: Network::NONE,
+                pods6: Network::NONE,
                 timeouts: Timeouts::SECONDS,
             },
         );

@@ -11,10 +11,10 @@ use crate::model::{Finding, Prefix, Service, ServicePort, Sources};
 const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 /// `sessionAffinityConfig.clientIP.timeoutSeconds` where it is not given (API reference).
 const AFFINITY_SECONDS: i32 = 10_800;
-/// Reason of findings about ranges that cannot be read.
-const INVALID_RANGES: &str = "InvalidSourceRanges";
 /// Its largest value: a day.
 const AFFINITY_MOST: i32 = 86_400;
+/// Reason of findings about ranges that cannot be read.
+const INVALID_RANGES: &str = "InvalidSourceRanges";
 
 /// A Service, or `None` if it is not Weir's to proxy.
 pub fn service(object: &core::Service, findings: &mut Vec<Finding>) -> Option<Service> {
@@ -89,7 +89,6 @@ pub fn service(object: &core::Service, findings: &mut Vec<Finding>) -> Option<Se
     }
     let created = object.metadata.creation_timestamp.as_ref();
     Some(Service {
-        load_balancer,
         internal_local: spec.internal_traffic_policy.as_deref() == Some("Local"),
         external_local,
         health_check_port,
