@@ -172,12 +172,12 @@ pub fn select<F: Family>(
             return Ok(Choice { id, service: service.service });
         }
     }
-    let id = draw::<F>(service, key, inside, backend)?;
+    let mut id = draw::<F>(service, key, inside, backend)?;
     if sticky
         && !affinity::remember::<F>(client, before, id, backend.generation)
-        && let Record::Backend(id) = affinity::recall::<F>(client, service, config, backend)
+        && let Record::Backend(theirs) = affinity::recall::<F>(client, service, config, backend)
     {
-        return Ok(Choice { id, service: service.service });
+        id = theirs;
     }
     Ok(Choice { id, service: service.service })
 }

@@ -1,7 +1,6 @@
 //! Flags → what the agent runs with. All that is wrong is reported together.
 
 use std::{
-    error::Error as _,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     time::Duration,
@@ -16,16 +15,16 @@ use crate::{
         layout::Sizes,
     },
     health,
-    kubeproxy::{self, Conntrack},
+    kubeproxy::{self, Effective, Host},
     net::UplinkPatterns,
     settings::{Behaviour, Settings},
     telemetry::Log,
 };
 
 /// Default address of the health server.
-const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 10_256);
+pub const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 10_256);
 /// Default address of the metrics server.
-const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
+pub const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 
 /// Where objects come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,15 +72,6 @@ pub struct Config {
     pub warnings: Vec<String>,
     /// To be said at the start, of less weight.
     pub notes: Vec<String>,
-}
-
-/// Settings of the host.
-#[derive(Clone, Debug)]
-pub struct Host {
-    /// Of the kernel's own connection tracking.
-    pub conntrack: Conntrack,
-    /// Of this process.
-    pub oom_score_adj: i64,
 }
 
 /// Everything that is wrong with the flags.
@@ -139,6 +129,29 @@ fn server_faults(healthz: SocketAddr, metrics: SocketAddr) -> Vec<String> {
     faults
 }
 
+/// What the flags say about that which a file would decide.
+fn of_flags(run: &Run) -> Effective {
+    Effective {
+        node_name: None,
+        kubeconfig: run.kubeconfig.clone(),
+        healthz: run.healthz_bind_address.unwrap_or(HEALTHZ),
+        metrics: run.metrics_bind_address.unwrap_or(METRICS),
+        hard_fail: false,
+        late_after: health::TIMEOUT,
+        log_format: LogFormat::Text,
+        log_level: "info",
+        settings: Settings::default(),
+        behaviour: Behaviour {
+            loopback: [run.localhost_nodeports.unwrap_or(true); 2],
+            ..Behaviour::default()
+        },
+        timeouts: Timeouts::SECONDS,
+        host: None,
+        warnings: Vec::new(),
+        notes: Vec::new(),
+    }
+}
+
 /// Flags that were given although the file decides.
 fn ignored_beside_a_file(run: &Run) -> Vec<String> {
     [
@@ -158,21 +171,29 @@ impl Config {
     pub fn new(run: Run) -> Result<(Self, Log), ConfigError> {
         let mut faults = Vec::new();
         let file = run.config.as_deref().map(kubeproxy::load).transpose().unwrap_or_else(|error| {
-            let cause = error.source().map(|e| format!(": {e}")).unwrap_or_default();
-            faults.push(format!("--config {error}{cause}"));
+            faults.push(format!("--config {:#}", anyhow::Error::new(error)));
             None
         });
-        let format = run.log_format.or(file.as_ref().map(|f| f.log_format));
-        let level = run.log_level.as_deref().or(file.as_ref().map(|f| f.log_level));
-        let log = match Log::new(format.unwrap_or(LogFormat::Text), level.unwrap_or("info")) {
+        let kubeconfig_name =
+            if file.is_some() { "clientConnection.kubeconfig" } else { "--kubeconfig" };
+        let mut decided = match file {
+            Some(mut decided) => {
+                decided.warnings.extend(ignored_beside_a_file(&run));
+                decided
+            }
+            None => of_flags(&run),
+        };
+        let format = run.log_format.unwrap_or(decided.log_format);
+        let level = run.log_level.as_deref().unwrap_or(decided.log_level);
+        let log = match Log::new(format, level) {
             Ok(log) => Some(log),
             Err(error) => {
                 faults.push(error.to_string());
                 None
             }
         };
-        let of_file = file.as_ref().and_then(|f| f.node_name.clone());
-        let name = run.node_name.clone().or(of_file).or_else(default_node_name).unwrap_or_default();
+        let of_file = decided.node_name.take();
+        let name = run.node_name.or(of_file).or_else(default_node_name).unwrap_or_default();
         let node_name = name.trim().to_lowercase();
         faults.extend(node_name_fault(&node_name));
         if let Some(dir) = &run.manifests
@@ -180,34 +201,22 @@ impl Config {
         {
             faults.push(format!("--manifests {}: not a directory", dir.display()));
         }
-        let kubeconfig = match &file {
-            Some(file) => file.kubeconfig.clone().map(|path| ("clientConnection.kubeconfig", path)),
-            None => run.kubeconfig.clone().map(|path| ("--kubeconfig", path)),
-        };
-        if let Some((name, path)) = &kubeconfig
+        if let Some(path) = &decided.kubeconfig
             && run.manifests.is_none()
             && !path.is_file()
         {
-            faults.push(format!("{name} {}: not a file", path.display()));
+            faults.push(format!("{kubeconfig_name} {}: not a file", path.display()));
         }
         // A variable that is set to nothing says nothing.
-        let devices = if run.devices == [""] { Vec::new() } else { run.devices.clone() };
+        let devices = if run.devices == [""] { Vec::new() } else { run.devices };
         faults.extend(devices.iter().filter_map(|pattern| device_fault(pattern)));
-        let (healthz, metrics) = match &file {
-            Some(file) => (file.healthz, file.metrics),
-            None => (
-                run.healthz_bind_address.unwrap_or(HEALTHZ),
-                run.metrics_bind_address.unwrap_or(METRICS),
-            ),
-        };
-        faults.extend(server_faults(healthz, metrics));
+        faults.extend(server_faults(decided.healthz, decided.metrics));
         let Some(log) = log.filter(|_| faults.is_empty()) else {
             return Err(ConfigError(faults));
         };
-        let ignored = if file.is_some() { ignored_beside_a_file(&run) } else { Vec::new() };
         let source = match run.manifests {
             Some(dir) => SourceConfig::Manifests(dir),
-            None => SourceConfig::Kubernetes(kubeconfig.map(|(_, path)| path)),
+            None => SourceConfig::Kubernetes(decided.kubeconfig),
         };
         let tc = match run.tc {
             Tc::Auto => kernel_mode(),
@@ -228,24 +237,16 @@ impl Config {
             uplinks: UplinkPatterns::new(devices),
             sizes,
             tc,
-            settings: file.as_ref().map(|f| f.settings.clone()).unwrap_or_default(),
-            behaviour: match &file {
-                Some(file) => file.behaviour.clone(),
-                None => Behaviour {
-                    loopback: [run.localhost_nodeports.unwrap_or(true); 2],
-                    ..Behaviour::default()
-                },
-            },
-            healthz,
-            metrics,
-            hard_fail: file.as_ref().is_some_and(|f| f.hard_fail),
-            late_after: file.as_ref().map_or(health::TIMEOUT, |f| f.late_after),
-            timeouts: file.as_ref().map_or(Timeouts::SECONDS, |f| f.timeouts),
-            host: file
-                .as_ref()
-                .map(|f| Host { conntrack: f.conntrack.clone(), oom_score_adj: f.oom_score_adj }),
-            warnings: file.iter().flat_map(|f| f.warnings.clone()).chain(ignored).collect(),
-            notes: file.map(|f| f.notes).unwrap_or_default(),
+            settings: decided.settings,
+            behaviour: decided.behaviour,
+            healthz: decided.healthz,
+            metrics: decided.metrics,
+            hard_fail: decided.hard_fail,
+            late_after: decided.late_after,
+            timeouts: decided.timeouts,
+            host: decided.host,
+            warnings: decided.warnings,
+            notes: decided.notes,
         };
         Ok((config, log))
     }

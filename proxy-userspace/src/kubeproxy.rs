@@ -12,7 +12,7 @@ mod validate;
 use std::path::Path;
 
 pub use self::{
-    apply::{Conntrack, Effective},
+    apply::{Conntrack, Effective, Host},
     file::KubeProxyConfiguration,
 };
 

@@ -240,11 +240,7 @@ impl Reconciler {
         }
         match result {
             Ok(()) => self.succeeded(),
-            Err(error) => {
-                use std::error::Error as _;
-                let cause = error.source().map(|e| format!(": {e}")).unwrap_or_default();
-                self.failed(format!("{error}{cause}"));
-            }
+            Err(error) => self.failed(format!("{:#}", anyhow::Error::new(error))),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a valid file means here.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     time::Duration,
 };
@@ -9,14 +9,20 @@ use std::{
 use proxy_common::flow::Timeouts;
 use serde_json::Value;
 
-use super::{duration::GoDuration, file::KubeProxyConfiguration};
+use super::{
+    duration::GoDuration,
+    file::{
+        CONFIG_SYNC_PERIOD, KubeProxyConfiguration, MASQUERADE_BIT, OOM_SCORE_ADJ, SYNC_PERIOD,
+    },
+};
 use crate::{
     cli::LogFormat,
+    config::{HEALTHZ, METRICS},
     model::Prefix,
     settings::{Behaviour, Detector, NodePortAddresses, Settings},
 };
 
-/// The file's values, ready for use.
+/// What the file decides about, or the flags where there is none.
 #[derive(Clone, Debug)]
 pub struct Effective {
     /// Instead of the host's name.
@@ -41,14 +47,21 @@ pub struct Effective {
     pub behaviour: Behaviour,
     /// Idle times of flows, in seconds.
     pub timeouts: Timeouts,
-    /// Of this process.
-    pub oom_score_adj: i64,
-    /// Settings of the kernel's own connection tracking.
-    pub conntrack: Conntrack,
+    /// Settings of the host to make; `None`: none.
+    pub host: Option<Host>,
     /// To be said at the start: what an operator may rely on, and is not so.
     pub warnings: Vec<String>,
     /// To be said at the start, of less weight.
     pub notes: Vec<String>,
+}
+
+/// Settings of the host.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Of the kernel's own connection tracking.
+    pub conntrack: Conntrack,
+    /// Of this process.
+    pub oom_score_adj: i64,
 }
 
 /// What is written to `net.netfilter`; `None` leaves a value alone.
@@ -202,13 +215,14 @@ fn ignored(config: &KubeProxyConfiguration, warnings: &mut Vec<String>, notes: &
             "clientConnection.qps, burst: three or four watches need no limit",
         ),
         (
-            config.iptables.masquerade_bit.is_some_and(|bit| bit != 14)
-                || config.nftables.masquerade_bit.is_some_and(|bit| bit != 14),
+            config.iptables.masquerade_bit.is_some_and(|bit| bit != MASQUERADE_BIT)
+                || config.nftables.masquerade_bit.is_some_and(|bit| bit != MASQUERADE_BIT),
             "masqueradeBit: packets are not marked",
         ),
         (!config.port_range.is_empty(), "portRange: unused, in kube-proxy too"),
         (
-            GoDuration::or(config.config_sync_period, 900.0).seconds != 900.0,
+            GoDuration::or(config.config_sync_period, CONFIG_SYNC_PERIOD).seconds
+                != CONFIG_SYNC_PERIOD,
             "configSyncPeriod: the watch decides",
         ),
         (
@@ -251,14 +265,14 @@ pub fn effective(config: &KubeProxyConfiguration) -> Effective {
     let (any, loopback_ip): (IpAddr, IpAddr) = if bind.is_some_and(|ip| ip.is_ipv6()) {
         (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
     } else {
-        (Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into())
+        (HEALTHZ.ip(), METRICS.ip())
     };
     let healthz = given(&config.healthz_bind_address)
-        .and_then(|text| address(text, 10_256))
-        .unwrap_or(SocketAddr::new(any, 10_256));
+        .and_then(|text| address(text, HEALTHZ.port()))
+        .unwrap_or(SocketAddr::new(any, HEALTHZ.port()));
     let metrics = given(&config.metrics_bind_address)
-        .and_then(|text| address(text, 10_249))
-        .unwrap_or(SocketAddr::new(loopback_ip, 10_249));
+        .and_then(|text| address(text, METRICS.port()))
+        .unwrap_or(SocketAddr::new(loopback_ip, METRICS.port()));
     let unset = config.node_port_addresses.is_empty();
     let node_ports = match mode {
         "nftables" if unset => NodePortAddresses { primary: true, ..Default::default() },
@@ -276,7 +290,7 @@ pub fn effective(config: &KubeProxyConfiguration) -> Effective {
         "ipvs" => (config.ipvs.sync_period, config.iptables.masquerade_all),
         _ => (config.iptables.sync_period, config.iptables.masquerade_all),
     };
-    let sync = GoDuration::or(sync, 30.0).to_std();
+    let sync = GoDuration::or(sync, SYNC_PERIOD).to_std();
     let conntrack = conntrack(config);
     let external_ips = config.feature_gates.get("AllowServiceExternalIPs").copied();
     Effective {
@@ -304,8 +318,10 @@ pub fn effective(config: &KubeProxyConfiguration) -> Effective {
             node_address: bind.filter(|ip| !ip.is_unspecified()),
         },
         timeouts: timeouts(&conntrack),
-        oom_score_adj: config.oom_score_adj.unwrap_or(-999),
-        conntrack,
+        host: Some(Host {
+            conntrack,
+            oom_score_adj: config.oom_score_adj.unwrap_or(OOM_SCORE_ADJ),
+        }),
         warnings,
         notes,
     }

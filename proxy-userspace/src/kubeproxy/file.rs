@@ -19,16 +19,18 @@ fn absent<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A struct of fields that may be left out or null; a default that is not the type's own stands
-/// where the value is used.
+/// A struct of fields that may be left out or null. kube-proxy names and documents them; a default
+/// that is not the type's own is a constant below.
 macro_rules! section {
-    ($(#[$meta:meta])* $name:ident { $($field:ident: $kind:ty,)* }) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $kind:ty,)* }) => {
         $(#[$meta])*
         #[derive(Clone, Debug, Default, Deserialize)]
         #[serde(rename_all = "camelCase")]
         pub struct $name {
             $(
+                #[allow(missing_docs, reason = "named and documented by kube-proxy")]
                 #[serde(default, deserialize_with = "absent")]
+                $(#[$of_field])*
                 pub $field: $kind,
             )*
         }
@@ -78,34 +80,20 @@ section! {
     }
 }
 
-/// `ipvs`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Ipvs {
-    /// Ignored: backends are drawn at random.
-    #[serde(default, deserialize_with = "absent")]
-    pub scheduler: String,
-    /// Ignored: nothing here is IPVS.
-    #[serde(default, deserialize_with = "absent", rename = "excludeCIDRs")]
-    pub exclude_cidrs: Vec<String>,
-    /// Ignored: no address is added to an interface.
-    #[serde(default, deserialize_with = "absent", rename = "strictARP")]
-    pub strict_arp: bool,
-    /// Ignored.
-    #[serde(default)]
-    pub tcp_timeout: Option<GoDuration>,
-    /// Ignored.
-    #[serde(default)]
-    pub tcp_fin_timeout: Option<GoDuration>,
-    /// Ignored.
-    #[serde(default)]
-    pub udp_timeout: Option<GoDuration>,
-    /// As in `iptables`.
-    #[serde(default)]
-    pub sync_period: Option<GoDuration>,
-    /// As in `iptables`.
-    #[serde(default)]
-    pub min_sync_period: Option<GoDuration>,
+section! {
+    /// `ipvs`.
+    Ipvs {
+        scheduler: String,
+        #[serde(rename = "excludeCIDRs")]
+        exclude_cidrs: Vec<String>,
+        #[serde(rename = "strictARP")]
+        strict_arp: bool,
+        tcp_timeout: Option<GoDuration>,
+        tcp_fin_timeout: Option<GoDuration>,
+        udp_timeout: Option<GoDuration>,
+        sync_period: Option<GoDuration>,
+        min_sync_period: Option<GoDuration>,
+    }
 }
 
 section! {
@@ -129,62 +117,47 @@ section! {
     }
 }
 
-/// The file.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[allow(missing_docs, reason = "named and documented by kube-proxy")]
-pub struct KubeProxyConfiguration {
-    pub api_version: String,
-    pub kind: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub feature_gates: BTreeMap<String, bool>,
-    #[serde(default, deserialize_with = "absent")]
-    pub client_connection: ClientConnection,
-    #[serde(default, deserialize_with = "absent")]
-    pub logging: Logging,
-    #[serde(default, deserialize_with = "absent")]
-    pub hostname_override: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub bind_address: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub healthz_bind_address: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub metrics_bind_address: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub bind_address_hard_fail: bool,
-    #[serde(default, deserialize_with = "absent")]
-    pub enable_profiling: bool,
-    #[serde(default, deserialize_with = "absent")]
-    pub show_hidden_metrics_for_version: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub mode: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub iptables: Iptables,
-    #[serde(default, deserialize_with = "absent")]
-    pub ipvs: Ipvs,
-    #[serde(default, deserialize_with = "absent")]
-    pub nftables: Nftables,
-    #[serde(default)]
-    pub winkernel: Value,
-    #[serde(default, deserialize_with = "absent")]
-    pub windows_run_as_service: bool,
-    #[serde(default, deserialize_with = "absent")]
-    pub detect_local_mode: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub detect_local: DetectLocal,
-    #[serde(default, deserialize_with = "absent", rename = "clusterCIDR")]
-    pub cluster_cidr: String,
-    #[serde(default, deserialize_with = "absent")]
-    pub node_port_addresses: Vec<String>,
-    #[serde(default)]
-    pub oom_score_adj: Option<i64>,
-    #[serde(default, deserialize_with = "absent")]
-    pub conntrack: ConntrackSection,
-    #[serde(default)]
-    pub config_sync_period: Option<GoDuration>,
-    #[serde(default, deserialize_with = "absent")]
-    pub port_range: String,
+section! {
+    /// The file.
+    KubeProxyConfiguration {
+        api_version: String,
+        kind: String,
+        feature_gates: BTreeMap<String, bool>,
+        client_connection: ClientConnection,
+        logging: Logging,
+        hostname_override: String,
+        bind_address: String,
+        healthz_bind_address: String,
+        metrics_bind_address: String,
+        bind_address_hard_fail: bool,
+        enable_profiling: bool,
+        show_hidden_metrics_for_version: String,
+        mode: String,
+        iptables: Iptables,
+        ipvs: Ipvs,
+        nftables: Nftables,
+        winkernel: Value,
+        windows_run_as_service: bool,
+        detect_local_mode: String,
+        detect_local: DetectLocal,
+        #[serde(rename = "clusterCIDR")]
+        cluster_cidr: String,
+        node_port_addresses: Vec<String>,
+        oom_score_adj: Option<i64>,
+        conntrack: ConntrackSection,
+        config_sync_period: Option<GoDuration>,
+        port_range: String,
+    }
 }
+
+/// `syncPeriod` of every mode, in seconds.
+pub const SYNC_PERIOD: f64 = 30.0;
+/// `configSyncPeriod`, in seconds.
+pub const CONFIG_SYNC_PERIOD: f64 = 900.0;
+/// `masqueradeBit` of every mode.
+pub const MASQUERADE_BIT: i64 = 14;
+/// `oomScoreAdj`.
+pub const OOM_SCORE_ADJ: i64 = -999;
 
 /// Reads the text, and says what in it is not part of such a file.
 pub fn parse(text: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String> {

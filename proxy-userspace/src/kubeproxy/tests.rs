@@ -93,8 +93,9 @@ fn conformance_165_kubeadm_s_file_starts_with_one_warning() {
     assert_eq!(effective.behaviour.detector, Detector::Devices);
     assert!(effective.settings.node_ports.all && effective.settings.external_ips);
     assert_eq!(effective.late_after.as_secs(), 60);
-    assert_eq!(effective.oom_score_adj, -999);
-    assert_eq!(effective.conntrack.max, Some((32_768, 131_072)));
+    let host = effective.host.unwrap();
+    assert_eq!(host.oom_score_adj, -999);
+    assert_eq!(host.conntrack.max, Some((32_768, 131_072)));
 }
 
 #[test]
@@ -251,7 +252,7 @@ fn fields_act() {
         (timeouts.udp_new, timeouts.udp_established, timeouts.tcp_closing),
         (40, 120, 1_800)
     );
-    assert!(effective.conntrack.be_liberal);
+    assert!(effective.host.unwrap().conntrack.be_liberal);
     let text = effective.warnings.join("\n");
     for part in ["ipvs.scheduler", "ipvs.strictARP", "enableProfiling", "featureGates.Nonsense"] {
         assert!(text.contains(part), "{part}: {text}");

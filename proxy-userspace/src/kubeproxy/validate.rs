@@ -5,9 +5,16 @@ use std::net::IpAddr;
 use super::{
     apply::{address, cluster_cidrs},
     duration::GoDuration,
-    file::{ConntrackSection, KubeProxyConfiguration},
+    file::{
+        CONFIG_SYNC_PERIOD, ConntrackSection, KubeProxyConfiguration, MASQUERADE_BIT,
+        OOM_SCORE_ADJ, SYNC_PERIOD,
+    },
 };
-use crate::{model::Prefix, settings::NodePortAddresses};
+use crate::{
+    config::{HEALTHZ, METRICS},
+    model::Prefix,
+    settings::NodePortAddresses,
+};
 
 /// Faults, each after the path of its field.
 #[derive(Default)]
@@ -27,7 +34,7 @@ impl Faults {
 
     fn periods(&mut self, sync: Option<GoDuration>, min: Option<GoDuration>, section: &str) {
         let default_min = if section == "ipvs" { 0.0 } else { 1.0 };
-        let (sync, min) = (GoDuration::or(sync, 30.0), GoDuration::or(min, default_min));
+        let (sync, min) = (GoDuration::or(sync, SYNC_PERIOD), GoDuration::or(min, default_min));
         self.unless(sync.seconds > 0.0, &format!("{section}.syncPeriod"), "must be more than 0");
         let field = format!("{section}.minSyncPeriod");
         self.unless(min.seconds >= 0.0, &field, format!("{min} is negative"));
@@ -35,7 +42,7 @@ impl Faults {
     }
 
     fn bit(&mut self, bit: Option<i64>, section: &str) {
-        let bit = bit.unwrap_or(14);
+        let bit = bit.unwrap_or(MASQUERADE_BIT);
         let field = format!("{section}.masqueradeBit");
         self.unless((0..=31).contains(&bit), &field, format!("{bit} is not in 0..31"));
     }
@@ -94,8 +101,8 @@ pub fn faults(config: &KubeProxyConfiguration) -> Vec<String> {
         format!("`{bind}` is no address"),
     );
     for (text, port, field) in [
-        (config.healthz_bind_address.as_str(), 10_256, "healthzBindAddress"),
-        (config.metrics_bind_address.as_str(), 10_249, "metricsBindAddress"),
+        (config.healthz_bind_address.as_str(), HEALTHZ.port(), "healthzBindAddress"),
+        (config.metrics_bind_address.as_str(), METRICS.port(), "metricsBindAddress"),
     ] {
         let fine = text.is_empty() || address(text, port).is_some_and(|a| a.port() != 0);
         faults.unless(fine, field, format!("`{text}`, want address:port with a port in 1..65535"));
@@ -111,14 +118,14 @@ pub fn faults(config: &KubeProxyConfiguration) -> Vec<String> {
     if let Err(fault) = NodePortAddresses::parse(&config.node_port_addresses) {
         faults.unless(false, "nodePortAddresses", fault);
     }
-    let oom = config.oom_score_adj.unwrap_or(-999);
+    let oom = config.oom_score_adj.unwrap_or(OOM_SCORE_ADJ);
     faults.unless(
         (-1_000..=1_000).contains(&oom),
         "oomScoreAdj",
         format!("{oom} is not in -1000..1000"),
     );
     faults.conntrack(&config.conntrack);
-    let period = GoDuration::or(config.config_sync_period, 900.0);
+    let period = GoDuration::or(config.config_sync_period, CONFIG_SYNC_PERIOD);
     faults.unless(period.seconds > 0.0, "configSyncPeriod", "must be more than 0");
     faults.0
 }
