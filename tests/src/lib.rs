@@ -6,5 +6,7 @@ pub mod apiserver;
 pub mod manifest;
 pub mod netns;
 pub mod packet;
+pub mod recorded;
+pub mod remote;
 pub mod traffic;
 pub mod world;

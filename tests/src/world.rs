@@ -11,6 +11,7 @@
 //! external addresses to node1. Nothing has a default route out; pods have one to their node.
 
 mod agent;
+pub mod three;
 
 use std::{
     fs,
@@ -160,6 +161,24 @@ pub struct World {
 impl World {
     /// Makes it, with a server in every place but `client`.
     pub fn new() -> Result<Self> {
+        let (mut world, prefix) = Self::empty()?;
+        for (name, number) in [("client", 100), ("outside", 101), ("node1", 1), ("node2", 2)] {
+            world.add_lan(&prefix, name, number)?;
+        }
+        for number in [1, 2] {
+            world.add_pods(&prefix, number)?;
+        }
+        world.route()?;
+        for i in 0..world.places.len() {
+            if world.places[i].name != "client" {
+                world.serve(i)?;
+            }
+        }
+        Ok(world)
+    }
+
+    /// A switch without places, and the prefix for namespaces.
+    fn empty() -> Result<(Self, String)> {
         netns::sweep();
         let prefix = netns::unique_prefix();
         let tempdir = tempfile::Builder::new().prefix("weir-world-").tempdir()?;
@@ -176,19 +195,7 @@ impl World {
         };
         world.mount("bpf", "bpf")?;
         world.mount("cgroup2", "cgroup")?;
-        for (name, number) in [("client", 100), ("outside", 101), ("node1", 1), ("node2", 2)] {
-            world.add_lan(&prefix, name, number)?;
-        }
-        for number in [1, 2] {
-            world.add_pods(&prefix, number)?;
-        }
-        world.route()?;
-        for i in 0..world.places.len() {
-            if world.places[i].name != "client" {
-                world.serve(i)?;
-            }
-        }
-        Ok(world)
+        Ok((world, prefix))
     }
 
     fn mount(&mut self, kind: &str, name: &str) -> Result<()> {
@@ -313,6 +320,12 @@ impl World {
     pub fn serve(&mut self, index: usize) -> Result<()> {
         let place = &self.places[index];
         let listen = [format!("{}:{PORT}", place.v4), format!("[{}]:{PORT}", place.v6)];
+        self.serve_at(index, &listen)
+    }
+
+    /// The same on these addresses.
+    fn serve_at(&mut self, index: usize, listen: &[String]) -> Result<()> {
+        let place = &self.places[index];
         // Outside the node's cgroup: servers must not be translated.
         let mut child = place
             .netns
@@ -345,6 +358,12 @@ impl World {
         Agent::start_in_cluster(self, node, kubeconfig)
     }
 
+    /// Starts `weir run` on a node with this configuration file, which says where objects come
+    /// from.
+    pub fn start_configured(&self, node: &str, config: &str) -> Result<Agent> {
+        Agent::start_configured(self, node, config)
+    }
+
     /// The same with more flags.
     pub fn start_with(
         &self,
@@ -373,9 +392,9 @@ impl Drop for World {
             let _ = server.wait();
         }
         if std::thread::panicking() {
-            for node in ["node1", "node2"] {
-                if let Ok(log) = fs::read_to_string(self.log(node)) {
-                    eprintln!("--- log of {node} ---\n{log}");
+            for node in self.places.iter().filter(|place| place.cgroup.is_some()) {
+                if let Ok(log) = fs::read_to_string(self.log(&node.name)) {
+                    eprintln!("--- log of {} ---\n{log}", node.name);
                 }
             }
         }

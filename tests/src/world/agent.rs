@@ -62,6 +62,14 @@ impl Agent {
         Ok(agent)
     }
 
+    /// The same with a configuration file that names the source.
+    pub(super) fn start_configured(world: &World, node: &str, config: &str) -> Result<Self> {
+        let mut agent = Self::prepare(world, node, &[])?;
+        agent.source = ["--config".into(), config.into()];
+        agent.launch()?;
+        Ok(agent)
+    }
+
     fn prepare(world: &World, node: &str, flags: &[&str]) -> Result<Self> {
         let place = world.place(node);
         let manifests = world.dir.join(format!("{node}-manifests"));
