@@ -224,7 +224,7 @@ fn lay_out<F: Family>(s: &mut Scratch<F::Addr>, choice: Choice, now: u32, flags:
 
 /// Writes both halves of a new flow that needs destination NAT only; the forward half is then in
 /// `s.forward`. `Ok(false)`: the reply tuple is taken by another front end's flow, so this one
-/// needs source NAT.
+/// needs another port.
 #[inline(always)]
 pub fn create_dnat<F: Family>(
     s: &mut Scratch<F::Addr>,
@@ -242,13 +242,14 @@ pub fn create_dnat<F: Family>(
     }
 }
 
-/// Writes both halves of a new flow with source NAT from `masquerade`. `owned` says whether a
-/// local socket already has a tuple.
+/// Writes both halves of a new flow with source NAT: from `masquerade`, whose packets are
+/// redirected, or else from another port of the client's own address. `owned` says whether a local
+/// socket already has a tuple.
 #[inline(always)]
-pub fn create_full_nat<F: Family>(
+pub fn create_source_nat<F: Family>(
     s: &mut Scratch<F::Addr>,
     choice: Choice,
-    masquerade: &F::Addr,
+    masquerade: Option<&F::Addr>,
     config: &NodeConfig,
     now: u32,
     owned: impl Fn(&FlowKey<F::Addr>) -> bool,
@@ -257,8 +258,10 @@ pub fn create_full_nat<F: Family>(
     if range == 0 {
         return Err(Counter::DropNoPort);
     }
-    lay_out::<F>(s, choice, now, FLOW_FULL_NAT);
-    s.forward.src = *masquerade;
+    lay_out::<F>(s, choice, now, if masquerade.is_some() { FLOW_FULL_NAT } else { 0 });
+    if let Some(masquerade) = masquerade {
+        s.forward.src = *masquerade;
+    }
     s.mate = s.forward.mate(s.key.proto);
     // SAFETY: a helper call without pointers.
     let start = unsafe { bpf_get_prandom_u32() } as u16;

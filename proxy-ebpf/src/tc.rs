@@ -410,7 +410,10 @@ fn unknown<F: Family>(
     let forced = config.flags & CONFIG_MASQUERADE_ALL != 0
         && s.service.flags & SERVICE_CLUSTER_IP != 0
         && s.backend.flags & BACKEND_HOST == 0;
-    if !hairpin && !away && !forced && conntrack::create_dnat::<F>(s, choice, now)? {
+    if !hairpin && !away && !forced {
+        if !conntrack::create_dnat::<F>(s, choice, now)? {
+            conntrack::create_source_nat::<F>(s, choice, None, config, now, |_| false)?;
+        }
         nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, false)
             .map_err(|Unwritable| Counter::DropRewrite)?;
         return Ok((NEXT, Counter::NewFlow));
@@ -421,7 +424,7 @@ fn unknown<F: Family>(
     // SAFETY: the address is copied before any other map operation.
     let egress = unsafe { DEVICES.get(s.fib.ifindex) };
     let masquerade = F::masquerade(egress, config).ok_or(Counter::DropNoAddress)?;
-    conntrack::create_full_nat::<F>(s, choice, masquerade, config, now, |key| {
+    conntrack::create_source_nat::<F>(s, choice, Some(masquerade), config, now, |key| {
         owner::owned::<F>(skb, key)
     })?;
     nat::rewrite::<F, _>(skb, parsed, &s.key, &s.forward, true)

@@ -348,6 +348,22 @@ impl World {
         Ok(())
     }
 
+    /// Servers that have ended, and what they said last.
+    pub fn dead_servers(&mut self) -> Vec<String> {
+        let mut dead = Vec::new();
+        for server in &mut self.servers {
+            if let Ok(Some(status)) = server.try_wait() {
+                let mut error = String::new();
+                if let Some(stderr) = &mut server.stderr {
+                    // What cannot be read is not told.
+                    let _ = stderr.read_to_string(&mut error);
+                }
+                dead.push(format!("the server with pid {} ended: {status} {error}", server.id()));
+            }
+        }
+        dead
+    }
+
     /// Starts `weir run` on a node with these objects besides its Node.
     pub fn start(&self, node: &str, objects: &[serde_json::Value]) -> Result<Agent> {
         Agent::start(self, node, objects, &[])

@@ -51,6 +51,7 @@ fn configuration(own: &BTreeMap<String, Value>, kubeconfig: &str) -> Value {
     let mut config = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
         "clientConnection": {"kubeconfig": kubeconfig},
+        "metricsBindAddress": "0.0.0.0:10249",
         "mode": "nftables", "detectLocalMode": "ClusterCIDR",
         "clusterCIDR": "10.1.0.0/16,fd00:10:1::/48",
         "nftables": section, "iptables": section,
@@ -270,6 +271,10 @@ impl Cluster {
             self.step(step, &scenario.steps).with_context(|| format!("step {}", i + 1))?;
         }
         self.undo()?;
+        let dead = self.world.dead_servers();
+        if !dead.is_empty() {
+            bail!("{}; {}", dead.join("; "), self.faults.join("; "));
+        }
         Ok(std::mem::take(&mut self.faults))
     }
 

@@ -149,13 +149,26 @@ pub struct Wanted<W> {
     pub want: Vec<Want<W>>,
     /// On bridges.
     pub bridge: Option<Vec<Want<W>>>,
+    /// What Weir does instead, on purpose.
+    pub instead: Option<Instead<W>>,
+}
+
+/// A deviation from kube-proxy.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Instead<W> {
+    /// Why.
+    pub because: String,
+    /// What.
+    pub want: Want<W>,
 }
 
 impl<W> Wanted<W> {
     /// Those of a network.
     pub fn on(&self, network: Network) -> &[Want<W>] {
-        match (&self.bridge, network) {
-            (Some(bridge), Network::Bridge) => bridge,
+        match (&self.instead, &self.bridge, network) {
+            (Some(instead), ..) => std::slice::from_ref(&instead.want),
+            (None, Some(bridge), Network::Bridge) => bridge,
             _ => &self.want,
         }
     }

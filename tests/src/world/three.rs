@@ -202,7 +202,8 @@ impl World {
                 "add table {family} answer; add chain {family} answer prerouting {{ \
                  type nat hook prerouting priority -100; }}; \
                  add rule {family} answer prerouting {family} daddr {{ {addresses} }} \
-                 meta l4proto {{ tcp, udp }} redirect to :9999"
+                 meta l4proto {{ tcp, udp }} redirect to :9999; \
+                 add rule {family} answer prerouting {family} daddr {{ {addresses} }} redirect"
             );
             run(self.place("gw").netns.command("nft", None).arg(rules))?;
         }

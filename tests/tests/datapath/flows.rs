@@ -100,6 +100,41 @@ fn nothing_but_the_destination_and_checksums_change() {
 }
 
 #[test]
+fn a_client_that_asks_two_front_ends_from_one_port_reaches_the_backend_of_both() {
+    with_bench(|bench| {
+        for (proto, number) in PROTOS {
+            for family in FAMILIES {
+                let ip6 = family.vip.starts_with('[');
+                let other = if ip6 { "[fd00:10:96::7]:81" } else { "10.96.0.7:81" };
+                bench.service(family.vip, number, 1, 1, &[family.backend], true);
+                bench.service(other, number, 2, 2, &[family.backend], true);
+                let first = Packet::new(proto, family.client, family.vip);
+                let ran = bench.run("tc_ingress", &first.build());
+                assert_is(&ran, NEXT, &first.clone().to(family.backend));
+                // The reply tuple is taken: another port of the client's own address is not.
+                let second = Packet::new(proto, family.client, other);
+                let ran = bench.run("tc_ingress", &second.build());
+                let port = parsed(&ran).src.port();
+                assert_ne!(port, second.src.port());
+                let mut there = second.clone().to(family.backend);
+                there.src.set_port(port);
+                assert_is(&ran, NEXT, &there);
+                let ran = bench.run("tc_ingress", &second.clone().flags(ACK).build());
+                assert_is(&ran, NEXT, &there.clone().flags(ACK));
+                for (asked, from) in [(&first, first.src), (&second, there.src)] {
+                    let mut reply = asked.clone().flags(SYN | ACK).from(family.backend);
+                    reply.dst = from;
+                    let ran = bench.run("tc_egress", &reply.build());
+                    reply.src = asked.dst;
+                    reply.dst = asked.src;
+                    assert_is(&ran, NEXT, &reply);
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn a_front_end_of_its_own_wins_over_the_node_port() {
     with_bench(|bench| {
         bench.service("10.9.0.1:30081", IPPROTO_TCP, 1, 1, &["10.1.2.11:8080"], false);

@@ -70,24 +70,6 @@ fn a_pod_that_draws_itself_gets_source_nat() {
 }
 
 #[test]
-fn a_reply_tuple_that_is_taken_gives_the_later_flow_source_nat() {
-    with_bench(|bench| {
-        for (vip, service) in [("10.96.0.1:80", 1), ("10.96.0.2:80", 2)] {
-            bench.service(vip, IPPROTO_TCP, service, service, &["10.1.2.11:8080"], false);
-        }
-        let first = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.1:80");
-        let second = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.2:80");
-        assert_eq!(bench.run("tc_ingress", &first.build()).code, NEXT);
-        let ran = bench.run("tc_ingress", &second.build());
-        assert_eq!(ran.code, REDIRECT);
-        assert_eq!(parsed(&ran).src.ip(), std::net::Ipv4Addr::new(10, 9, 0, 1));
-        // The first flow is as it was.
-        let reply = Packet::new(Proto::Tcp, "10.1.2.11:8080", "10.1.1.10:40000").flags(SYN | ACK);
-        assert_eq!(parsed(&bench.run("tc_egress", &reply.build())).src, first.dst);
-    });
-}
-
-#[test]
 fn source_nat_ports_run_out_with_a_reason() {
     with_bench(|bench| {
         bench.outside();

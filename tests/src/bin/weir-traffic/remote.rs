@@ -41,8 +41,8 @@ type Load = (Arc<AtomicBool>, JoinHandle<Sum>);
 #[derive(Default)]
 struct Place {
     loads: BTreeMap<String, Load>,
-    /// `Err`: why it could not be opened.
-    flows: BTreeMap<String, Result<Kept, String>>,
+    /// How to open a flow, and the socket once that has worked.
+    flows: BTreeMap<String, (Ask, Option<Kept>)>,
 }
 
 fn ask_for(to: SocketAddr, udp: bool, timeout_ms: u64) -> Ask {
@@ -82,8 +82,9 @@ impl Place {
                 Answer::Probes(vec![sum.tally()])
             }
             Order::Open { flow, to, udp, timeout_ms } => {
-                let opened = Kept::open(&ask_for(to, udp, timeout_ms)).map_err(|e| kind(&e));
-                self.flows.insert(flow, opened);
+                let ask = ask_for(to, udp, timeout_ms);
+                let kept = Kept::open(&ask).ok();
+                self.flows.insert(flow, (ask, kept));
                 Answer::Done
             }
             Order::Send { flows, count, gap_ms, timeout_ms } => {
@@ -128,19 +129,13 @@ impl Place {
                     (
                         name,
                         scope.spawn(move || {
-                            let flow = match flow {
-                                Ok(flow) => flow,
-                                Err(error) => return vec![Err(error.clone())],
-                            };
-                            let ask = |n: u32| {
+                            let question = |n: u32| {
                                 if n > 0 {
                                     thread::sleep(gap);
                                 }
-                                flow.patience(patience).map_err(|e| kind(&e))?;
-                                let port = flow.local_port();
-                                flow.ask().map_err(|e| kind(&e)).and_then(|said| read(&said, port))
+                                ask_on(flow, patience)
                             };
-                            (0..count).map(ask).collect()
+                            (0..count).map(question).collect::<Vec<_>>()
                         }),
                     )
                 })
@@ -152,6 +147,19 @@ impl Place {
         });
         Ok(Answer::Sequences(flows.iter().map(|name| sequences[name].clone()).collect()))
     }
+}
+
+/// One question on a flow. One that could not be opened is opened now, as a client does that
+/// tries again.
+fn ask_on(flow: &mut (Ask, Option<Kept>), patience: Duration) -> Result<Said, String> {
+    let (ask, kept) = flow;
+    let kept = match kept {
+        Some(kept) => kept,
+        None => kept.insert(Kept::open(ask).map_err(|e| kind(&e))?),
+    };
+    kept.patience(patience).map_err(|e| kind(&e))?;
+    let port = kept.local_port();
+    kept.ask().map_err(|e| kind(&e)).and_then(|said| read(&said, port))
 }
 
 /// What a server said; see [`server`].

@@ -337,8 +337,10 @@ impl Cluster {
                 bail!("{} misunderstood", ask.from)
             };
             let tally = answer.first().context("an outcome")?;
-            let result =
-                compare::any(ask.wanted.on(self.network), |want| compare::loaded(want, tally));
+            let long = ask.proto.ends_with("long");
+            let result = compare::any(ask.wanted.on(self.network), |want| {
+                compare::loaded(want, tally, long)
+            });
             self.note(&format!("{}: {} → {} {}", step.id, ask.from, ask.to, ask.proto), result);
         }
         Ok(())
