@@ -41,7 +41,7 @@ counters! {
     PassLocalSocket = 3, "tc", "pass", "local-socket";
     /// Our address, but no front end there: ordinary host traffic or a foreign port.
     PassNoService = 4, "tc", "pass", "no-service";
-    /// A fragment: translated only once reassembled.
+    /// A fragment of none of our flows.
     PassFragment = 5, "tc", "pass", "fragment";
     /// A protocol that is not translated.
     PassProtocol = 6, "tc", "pass", "protocol";
@@ -51,6 +51,8 @@ counters! {
     PassTranslated = 8, "tc", "pass", "translated";
     /// Addressed to another host on the link.
     PassOtherHost = 9, "tc", "pass", "other-host";
+    /// ICMP error about a translated packet: what it quotes is put back.
+    IcmpError = 10, "tc", "translate", "icmp-error";
     /// Refused: the service has no endpoint.
     RefuseNoEndpoint = 16, "tc", "refuse", "no-endpoint";
     /// Refused: the ClusterIP does not offer this port.
@@ -87,6 +89,8 @@ counters! {
     DropUnallocated = 42, "tc", "drop", "unallocated-cluster-ip";
     /// Dropped: refused too often in a short time, so this one is not answered.
     DropRateLimited = 43, "tc", "drop", "refusal-rate";
+    /// Dropped: a fragment for a ClusterIP whose first fragment was not seen.
+    DropFragment = 44, "tc", "drop", "early-fragment";
     /// A socket of the host was connected to a backend.
     SocketConnect = 48, "socket", "translate", "connect";
     /// A datagram of the host was sent to a backend.

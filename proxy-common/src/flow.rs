@@ -60,6 +60,34 @@ row! {
     }
 }
 
+row! {
+    /// Key of `FRAGMENTS4/6`: a datagram that comes in fragments.
+    pub struct FragmentKey<A> {
+        /// Source on the wire.
+        pub src: A,
+        /// Destination on the wire.
+        pub dst: A,
+        /// Identification; 16 bits for IPv4.
+        pub id: u32,
+        /// IANA protocol number.
+        pub proto: u8,
+        /// Where it is seen; see [`FlowKey::side`].
+        pub side: u8,
+        /// Zero, reserved.
+        pub reserved: u16,
+    }
+}
+
+row! {
+    /// Row of `FRAGMENTS4/6`: the ports in the first fragment.
+    pub struct FragmentRow {
+        /// Source port, host order.
+        pub sport: u16,
+        /// Destination port, host order.
+        pub dport: u16,
+    }
+}
+
 /// This half carries packets from the backend to the client.
 pub const FLOW_REVERSE: u8 = 1 << 0;
 /// Both ends are rewritten and the packet is redirected past the node's routing, because one of

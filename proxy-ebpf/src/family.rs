@@ -7,11 +7,11 @@ use proxy_common::{
 
 use crate::{
     maps::{
-        self, Addresses, Affinity, Backends, Embryos, Flows, Scratch, ServiceCidrs, Services,
-        Slots, Sockets, Sources,
+        self, Addresses, Affinity, Backends, Embryos, Flows, Fragments, Scratch, ServiceCidrs,
+        Services, Slots, Sockets, Sources,
     },
     packet::Packet,
-    parse::{self, Ipv4, Ipv6, Parsed, Unparsed},
+    parse::{self, Fragment6, Ipv4, Ipv6, Parsed, Unparsed},
 };
 
 /// An IP family.
@@ -51,6 +51,11 @@ pub trait Family: 'static {
     /// CPU, so whoever asks has it alone until it returns.
     fn scratch() -> Option<*mut Scratch<Self::Addr>>;
 
+    /// Ports of datagrams that come in fragments.
+    fn fragments() -> &'static Fragments<Self::Addr>;
+
+    /// Source address of the packet whose network header is at `l3`.
+    fn source<P: Packet>(pkt: &P, l3: usize) -> Option<&Self::Addr>;
     /// Destination address of the packet whose network header is at `l3`.
     fn destination<P: Packet>(pkt: &P, l3: usize) -> Option<&Self::Addr>;
     /// Full parse; the tuple goes to `key`.
@@ -59,6 +64,8 @@ pub trait Family: 'static {
         l3: usize,
         key: &mut FlowKey<Self::Addr>,
     ) -> Result<Parsed, Unparsed>;
+    /// Identification of the datagram that a fragment is part of; 16 bits for IPv4.
+    fn fragment_id<P: Packet>(pkt: &P, l3: usize) -> Option<u32>;
     /// Time to live or hop limit.
     fn ttl<P: Packet>(pkt: &P, l3: usize) -> Option<u8>;
     /// Writes both addresses, and with `hop` takes one off the time to live; keeps an IPv4
@@ -94,7 +101,7 @@ pub enum V4 {}
 pub enum V6 {}
 
 macro_rules! maps {
-    ($addresses:ident, $services:ident, $slots:ident, $backends:ident, $flows:ident, $embryos:ident, $sockets:ident, $sources:ident, $affinity:ident, $cidrs:ident, $scratch:ident) => {
+    ($addresses:ident, $services:ident, $slots:ident, $backends:ident, $flows:ident, $embryos:ident, $sockets:ident, $sources:ident, $affinity:ident, $cidrs:ident, $fragments:ident, $scratch:ident) => {
         #[inline(always)]
         fn addresses() -> &'static Addresses<Self::Addr> {
             &maps::$addresses
@@ -136,6 +143,10 @@ macro_rules! maps {
             &maps::$cidrs
         }
         #[inline(always)]
+        fn fragments() -> &'static Fragments<Self::Addr> {
+            &maps::$fragments
+        }
+        #[inline(always)]
         fn scratch() -> Option<*mut Scratch<Self::Addr>> {
             maps::$scratch.get_ptr_mut(0)
         }
@@ -159,8 +170,14 @@ impl Family for V4 {
         SOURCES4,
         AFFINITY4,
         SERVICE_CIDRS4,
+        FRAGMENTS4,
         SCRATCH4
     );
+
+    #[inline(always)]
+    fn source<P: Packet>(pkt: &P, l3: usize) -> Option<&[u8; 4]> {
+        Some(&pkt.view::<Ipv4>(l3)?.src)
+    }
 
     #[inline(always)]
     fn destination<P: Packet>(pkt: &P, l3: usize) -> Option<&[u8; 4]> {
@@ -174,6 +191,11 @@ impl Family for V4 {
         key: &mut FlowKey<[u8; 4]>,
     ) -> Result<Parsed, Unparsed> {
         parse::parse_ipv4(pkt, l3, key)
+    }
+
+    #[inline(always)]
+    fn fragment_id<P: Packet>(pkt: &P, l3: usize) -> Option<u32> {
+        Some(u32::from(u16::from_be_bytes(pkt.view::<Ipv4>(l3)?.id)))
     }
 
     #[inline(always)]
@@ -261,8 +283,14 @@ impl Family for V6 {
         SOURCES6,
         AFFINITY6,
         SERVICE_CIDRS6,
+        FRAGMENTS6,
         SCRATCH6
     );
+
+    #[inline(always)]
+    fn source<P: Packet>(pkt: &P, l3: usize) -> Option<&[u8; 16]> {
+        Some(&pkt.view::<Ipv6>(l3)?.src)
+    }
 
     #[inline(always)]
     fn destination<P: Packet>(pkt: &P, l3: usize) -> Option<&[u8; 16]> {
@@ -276,6 +304,11 @@ impl Family for V6 {
         key: &mut FlowKey<[u8; 16]>,
     ) -> Result<Parsed, Unparsed> {
         parse::parse_ipv6(pkt, l3, key)
+    }
+
+    #[inline(always)]
+    fn fragment_id<P: Packet>(pkt: &P, l3: usize) -> Option<u32> {
+        Some(u32::from_be_bytes(pkt.view::<Fragment6>(l3 + Self::HEADER)?.id))
     }
 
     #[inline(always)]

@@ -7,7 +7,9 @@
 //! ```text
 //! destination in ADDRESSES? ── no ──────────────────────────────► next program, untouched
 //!        │ yes
-//! parse ── fragment, other protocol ────────────────────────────► next, counted
+//! parse ── ICMP error about a flow of ours ──────────────────────► what it quotes put back
+//!        │ other protocol ──────────────────────────────────────► next, counted
+//!        │ later fragment: ports of the first
 //!        │
 //! FLOWS, then EMBRYOS ── known and valid ──► refresh ► rewrite ─► next, or redirect (full NAT)
 //!        │ unknown
@@ -34,6 +36,8 @@ pub mod clock;
 pub mod conntrack;
 pub mod counters;
 pub mod family;
+pub mod fragment;
+pub mod icmp;
 pub mod lb;
 pub mod maps;
 pub mod nat;

@@ -12,6 +12,7 @@
 //! | `SOURCES4/6` | service port and prefix → allowed to use its LoadBalancer addresses | agent | change refused | kept |
 //! | `AFFINITY4/6` | client and service port → backend | programs | least recently used goes | kept |
 //! | `SERVICE_CIDRS4/6` | networks of ClusterIPs | agent | the rest is not protected, and said | kept |
+//! | `FRAGMENTS4/6` | datagram in fragments → its ports | programs | least recently used goes | begins anew |
 //! | `DEVICES` | interface index → role, masquerade addresses | agent | device is not served | rewritten |
 //! | `CONFIG` | the node | agent | – | rewritten |
 //! | `NAMES` | service port id → name | agent; read by `weir` | change refused | kept |
@@ -32,7 +33,7 @@ use proxy_common::{
     config::{ClockRow, NodeConfig},
     counter,
     device::DeviceRow,
-    flow::{FlowKey, FlowRow},
+    flow::{FlowKey, FlowRow, FragmentKey, FragmentRow},
     service::{
         AddressRow, AffinityKey, AffinityRow, BackendRow, NameRow, Network, SERVICE_CIDRS,
         ServiceKey, ServiceRow, SourceRange,
@@ -54,6 +55,8 @@ pub const EMBRYO_ROWS: usize = 65_536;
 pub const SOCKET_ROWS: usize = 65_536;
 /// Default rows of `AFFINITY`: clients of Services with session affinity.
 pub const AFFINITY_ROWS: usize = 65_536;
+/// Rows of `FRAGMENTS`: datagrams under way at one moment.
+pub const FRAGMENT_ROWS: usize = 8_192;
 /// Most devices a node has: a veth per pod and some.
 pub const DEVICE_ROWS: usize = 4_096;
 
@@ -75,6 +78,8 @@ pub type Sockets<A> = LruHashMap<SocketKey<A>, SocketRow<A>, SOCKET_ROWS>;
 pub type Sources<A> = LpmTrie<SourceRange<A>, u32, SERVICE_ROWS>;
 /// Type of `AFFINITY`.
 pub type Affinity<A> = LruHashMap<AffinityKey<A>, AffinityRow, AFFINITY_ROWS>;
+/// Type of `FRAGMENTS`.
+pub type Fragments<A> = LruHashMap<FragmentKey<A>, FragmentRow, FRAGMENT_ROWS>;
 /// Type of `SERVICE_CIDRS`.
 pub type ServiceCidrs<A> = Array<Network<A>, SERVICE_CIDRS>;
 
@@ -138,6 +143,12 @@ pub static SERVICE_CIDRS4: ServiceCidrs<[u8; 4]> = ServiceCidrs::new();
 /// See [`ServiceCidrs`].
 #[btf_map]
 pub static SERVICE_CIDRS6: ServiceCidrs<[u8; 16]> = ServiceCidrs::new();
+/// See [`Fragments`].
+#[btf_map]
+pub static FRAGMENTS4: Fragments<[u8; 4]> = Fragments::new();
+/// See [`Fragments`].
+#[btf_map]
+pub static FRAGMENTS6: Fragments<[u8; 16]> = Fragments::new();
 /// Interface index → what the device is.
 #[btf_map]
 pub static DEVICES: HashMap<u32, DeviceRow, DEVICE_ROWS, ON_DEMAND> = HashMap::new();
@@ -175,6 +186,10 @@ pub struct Scratch<A> {
     pub source: Key<SourceRange<A>>,
     /// The backend that was chosen.
     pub backend: BackendRow<A>,
+    /// The datagram that a fragment belongs to.
+    pub fragment: FragmentKey<A>,
+    /// Its ports.
+    pub ports: FragmentRow,
     /// Question and answer of a route look-up.
     pub fib: Fib,
     /// Where a redirect goes.

@@ -9,20 +9,21 @@ use proxy_common::{
 use crate::{
     family::Family,
     packet::{Packet, SumChange, Unwritable},
-    parse::{Parsed, Ports},
+    parse::{Parsed, Part, Ports},
 };
 
 /// One's complement difference `new - old`, folded.
 #[inline(always)]
-fn difference(old: u32, new: u32) -> u32 {
+pub fn difference(old: u32, new: u32) -> u32 {
     let sum = u32::from(!checksum::fold(old)) + u32::from(checksum::fold(new));
     let folded = checksum::fold(sum);
     // 0xffff is the other zero: nothing changed.
     if folded == 0xffff { 0 } else { u32::from(folded) }
 }
 
+/// Sum of two ports as they lie on the wire.
 #[inline(always)]
-fn port_sum(a: u16, b: u16) -> u32 {
+pub fn port_sum(a: u16, b: u16) -> u32 {
     u32::from(a.to_be()) + u32::from(b.to_be())
 }
 
@@ -36,16 +37,26 @@ pub fn rewrite<F: Family, P: Packet>(
     row: &FlowRow<F::Addr>,
     hop: bool,
 ) -> Result<(), Unwritable> {
-    let ports = pkt.view_mut::<Ports>(parsed.l4).ok_or(Unwritable)?;
-    ports.src = row.sport.to_be_bytes();
-    ports.dst = row.dport.to_be_bytes();
+    if parsed.part != Part::Later {
+        let ports = pkt.view_mut::<Ports>(parsed.l4).ok_or(Unwritable)?;
+        ports.src = row.sport.to_be_bytes();
+        ports.dst = row.dport.to_be_bytes();
+    }
     F::rewrite_header(pkt, parsed.l3, &row.src, &row.dst, hop).ok_or(Unwritable)?;
     if hop && F::IPV6 {
         // The hop limit, second octet of its word, is one less; IPv4 has a header checksum for it.
         pkt.note_unbalanced(u32::from(!u16::from_ne_bytes([0, 1])));
     }
+    let pseudo = difference(key.src.sum() + key.dst.sum(), row.src.sum() + row.dst.sum());
+    if parsed.part == Part::Later {
+        // The checksum is in the first fragment, and covers the addresses there.
+        if F::IPV6 && pseudo != 0 {
+            pkt.note_unbalanced(pseudo);
+        }
+        return Ok(());
+    }
     let change = SumChange {
-        pseudo: difference(key.src.sum() + key.dst.sum(), row.src.sum() + row.dst.sum()),
+        pseudo,
         segment: difference(port_sum(key.sport, key.dport), port_sum(row.sport, row.dport)),
         udp: parsed.proto == IPPROTO_UDP,
         ipv6: F::IPV6,

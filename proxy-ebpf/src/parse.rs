@@ -62,6 +62,18 @@ wire! {
         pub dst: [u8; 16],
     }
 
+    /// IPv6 fragment header (RFC 8200 §4.5).
+    pub struct Fragment6 {
+        /// Protocol of what was cut to pieces.
+        pub next_header: u8,
+        /// Zero.
+        pub reserved: u8,
+        /// Offset in units of eight octets in the upper 13 bits, the more-fragments bit lowest.
+        pub frag: [u8; 2],
+        /// Identification.
+        pub id: [u8; 4],
+    }
+
     /// The port fields that TCP and UDP share.
     pub struct Ports {
         /// Source port.
@@ -119,10 +131,38 @@ pub const TCP_CHECK: usize = 16;
 /// Offset of the checksum in a UDP header.
 pub const UDP_CHECK: usize = 6;
 
-/// Fragment offset and the more-fragments bit of [`Ipv4::frag`].
-const FRAGMENT_BITS: u16 = 0x3fff;
+/// Fragment offset in [`Ipv4::frag`].
+const OFFSET4: u16 = 0x1fff;
+/// More-fragments bit of [`Ipv4::frag`].
+const MORE4: u16 = 0x2000;
+/// Fragment offset in [`Fragment6::frag`].
+const OFFSET6: u16 = 0xfff8;
+/// More-fragments bit of [`Fragment6::frag`].
+const MORE6: u16 = 1;
 /// Next-header value of the fragment header (RFC 8200 §4.5).
-const IPV6_FRAGMENT: u8 = 44;
+pub const IPV6_FRAGMENT: u8 = 44;
+
+/// Which part of a datagram a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// The first fragment, which has the transport header.
+    First,
+    /// A later one, which has no ports.
+    Later,
+}
+
+impl Part {
+    #[inline(always)]
+    fn new(offset: bool, more: bool) -> Self {
+        match (offset, more) {
+            (true, _) => Self::Later,
+            (false, true) => Self::First,
+            (false, false) => Self::Whole,
+        }
+    }
+}
 
 /// Where the headers of a packet lie. Its tuple goes to a [`FlowKey`].
 #[derive(Clone, Copy)]
@@ -131,6 +171,8 @@ pub struct Parsed {
     pub l3: usize,
     /// Where the transport header starts.
     pub l4: usize,
+    /// Which part. The ports of a later fragment are zero in the tuple.
+    pub part: Part,
     /// Control bits of a TCP segment; zero for UDP.
     pub tcp_flags: u8,
     /// TCP or UDP.
@@ -156,12 +198,13 @@ impl Parsed {
 pub enum Unparsed {
     /// Headers end before they should, or contradict themselves.
     Malformed,
-    /// A fragment: only the first carries ports, and not reliably.
+    /// A fragment of something else than TCP or UDP.
     Fragment,
     /// Neither TCP nor UDP; the addresses of the tuple are filled in.
     Protocol {
-        /// IANA protocol number, or that of an IPv6 extension header.
-        proto: u8,
+        /// IANA protocol number, or that of an IPv6 extension header. A whole word: it shares its
+        /// place with one of [`Parsed`], which would be cut up otherwise, and not at word borders.
+        proto: usize,
         /// Where what it names starts.
         l4: usize,
     },
@@ -181,16 +224,16 @@ pub fn parse_ipv4<P: Packet>(
     if ip.version_ihl >> 4 != 4 || ihl < size_of::<Ipv4>() {
         return Err(Unparsed::Malformed);
     }
-    if u16::from_be_bytes(ip.frag) & FRAGMENT_BITS != 0 {
-        return Err(Unparsed::Fragment);
-    }
+    let frag = u16::from_be_bytes(ip.frag);
+    let part = Part::new(frag & OFFSET4 != 0, frag & MORE4 != 0);
     key.src = ip.src;
     key.dst = ip.dst;
-    parse_transport(pkt, ip.proto, l3, l3 + ihl, key)
+    let parsed = Parsed { l3, l4: l3 + ihl, tcp_flags: 0, proto: ip.proto, part };
+    parse_transport(pkt, parsed, key)
 }
 
-/// Reads the IPv6 header at `l3` and the ports behind it. A packet with extension headers is
-/// reported as [`Unparsed::Protocol`] with the number of the first, or [`Unparsed::Fragment`] for a fragment header.
+/// Reads the IPv6 header at `l3`, a fragment header if there is one, and the ports. A packet with
+/// other extension headers is reported as [`Unparsed::Protocol`] with the number of the first.
 #[inline(always)]
 pub fn parse_ipv6<P: Packet>(
     pkt: &P,
@@ -201,38 +244,51 @@ pub fn parse_ipv6<P: Packet>(
     if ip.version_class_flow[0] >> 4 != 6 {
         return Err(Unparsed::Malformed);
     }
-    if ip.next_header == IPV6_FRAGMENT {
-        return Err(Unparsed::Fragment);
-    }
+    let l4 = l3 + size_of::<Ipv6>();
+    let proto = ip.next_header;
     key.src = ip.src;
     key.dst = ip.dst;
-    parse_transport(pkt, ip.next_header, l3, l3 + size_of::<Ipv6>(), key)
+    let mut parsed = Parsed { l3, l4, tcp_flags: 0, proto, part: Part::Whole };
+    if proto == IPV6_FRAGMENT {
+        let header = pkt.view::<Fragment6>(l4).ok_or(Unparsed::Malformed)?;
+        let frag = u16::from_be_bytes(header.frag);
+        parsed.part = Part::new(frag & OFFSET6 != 0, frag & MORE6 != 0);
+        parsed.proto = header.next_header;
+        parsed.l4 = l4 + size_of::<Fragment6>();
+    }
+    parse_transport(pkt, parsed, key)
 }
 
 #[inline(always)]
 fn parse_transport<P: Packet, A>(
     pkt: &P,
-    proto: u8,
-    l3: usize,
-    l4: usize,
+    mut parsed: Parsed,
     key: &mut FlowKey<A>,
 ) -> Result<Parsed, Unparsed> {
-    let tcp_flags = match proto {
-        IPPROTO_TCP => {
-            let tcp = pkt.view::<Tcp>(l4).ok_or(Unparsed::Malformed)?;
-            key.sport = u16::from_be_bytes(tcp.src);
-            key.dport = u16::from_be_bytes(tcp.dst);
-            tcp.flags
-        }
-        IPPROTO_UDP => {
-            let udp = pkt.view::<Udp>(l4).ok_or(Unparsed::Malformed)?;
-            key.sport = u16::from_be_bytes(udp.src);
-            key.dport = u16::from_be_bytes(udp.dst);
-            0
-        }
-        _ => return Err(Unparsed::Protocol { proto, l4 }),
-    };
+    let Parsed { l4, proto, part, .. } = parsed;
+    if proto != IPPROTO_TCP && proto != IPPROTO_UDP {
+        return Err(if part == Part::Whole {
+            Unparsed::Protocol { proto: proto.into(), l4 }
+        } else {
+            Unparsed::Fragment
+        });
+    }
     key.proto = proto;
     key.reserved = 0;
-    Ok(Parsed { l3, l4, tcp_flags, proto })
+    if part == Part::Later {
+        key.sport = 0;
+        key.dport = 0;
+        return Ok(parsed);
+    }
+    if proto == IPPROTO_TCP {
+        let tcp = pkt.view::<Tcp>(l4).ok_or(Unparsed::Malformed)?;
+        key.sport = u16::from_be_bytes(tcp.src);
+        key.dport = u16::from_be_bytes(tcp.dst);
+        parsed.tcp_flags = tcp.flags;
+    } else {
+        let udp = pkt.view::<Udp>(l4).ok_or(Unparsed::Malformed)?;
+        key.sport = u16::from_be_bytes(udp.src);
+        key.dport = u16::from_be_bytes(udp.dst);
+    }
+    Ok(parsed)
 }

@@ -2,7 +2,8 @@
 //! always the address that was asked.
 //!
 //! TCP is answered with RST (RFC 9293 §3.10.7.1), UDP with port unreachable (RFC 792, RFC 4443
-//! §3.1). Never answered: RST, errors, broadcast and multicast (RFC 1122 §3.2.2, RFC 4443 §2.4).
+//! §3.1). Never answered: RST, errors, fragments, broadcast and multicast (RFC 1122 §3.2.2, RFC 4443
+//! §2.4).
 //!
 //! A packet from a pod usually carries only the pseudo-header sum in its checksum field, and the
 //! kernel or the NIC is to finish it on the way out (CHECKSUM_PARTIAL). A program cannot see that
@@ -23,12 +24,16 @@ use crate::{
     family::Family,
     maps::{CONFIG, REFUSALS},
     packet::{Packet, Skb, Unwritable, Wire, wire},
-    parse::{ETH_HLEN, Ethernet, Ipv4, Ipv6, Parsed, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Tcp, Udp},
+    parse::{
+        ETH_HLEN, Ethernet, Ipv4, Ipv6, Parsed, Part, TCP_ACK, TCP_FIN, TCP_RST, TCP_SYN, Tcp, Udp,
+    },
     tc::{NEXT, PACKET_HOST, pack},
 };
 
-const IPPROTO_ICMP: u8 = 1;
-const IPPROTO_ICMPV6: u8 = 58;
+/// IANA protocol number of ICMP.
+pub const IPPROTO_ICMP: u8 = 1;
+/// IANA protocol number of ICMPv6.
+pub const IPPROTO_ICMPV6: u8 = 58;
 /// Time to live of what we send (RFC 1700 "IP time to live" default).
 const TTL: u8 = 64;
 /// `PACKET_BROADCAST` and `PACKET_MULTICAST` of the kernel's if_packet.h.
@@ -47,8 +52,6 @@ wire! {
         /// Unused, or the MTU: 16 bits for IPv4 (RFC 1191), 32 for IPv6.
         pub rest: [u8; 4],
     }
-
-
 }
 
 /// What to tell the client: unreachable, or the MTU that its packet exceeds.
@@ -219,6 +222,7 @@ fn answer<F: Family>(
     if F::unanswerable(&key.src)
         || kind == PACKET_BROADCAST
         || kind == PACKET_MULTICAST
+        || parsed.part != Part::Whole
         // Options and extension headers are not copied into answers.
         || parsed.l4 - parsed.l3 != F::HEADER
     {

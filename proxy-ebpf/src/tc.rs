@@ -18,11 +18,12 @@ use crate::{
     conntrack::{self, Table},
     counters::count,
     family::{Family, V4, V6},
+    fragment, icmp,
     lb::{self, Choice, NoBackend},
     maps::{CONFIG, DEVICES, Fib, Scratch},
     nat, owner,
     packet::{Skb, Unwritable},
-    parse::{ETH_P_IP_BE, ETH_P_IPV6_BE, Parsed, Tcp, Udp, Unparsed},
+    parse::{ETH_P_IP_BE, ETH_P_IPV6_BE, Parsed, Part, Tcp, Udp, Unparsed},
     refuse::{self, Refusal},
     route::{self, NoHop},
 };
@@ -132,27 +133,54 @@ fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
         Err(Unparsed::Malformed) => return conclude(pack(Ok((NEXT, Counter::PassMalformed)))),
         Err(Unparsed::Fragment) => return conclude(pack(Ok((NEXT, Counter::PassFragment)))),
         Err(Unparsed::Protocol { proto, l4 }) => {
+            let proto = proto as u8;
+            if icmp::is_icmp::<F>(proto) {
+                let packed = icmp::error::<F>(skb, l3, l4, SIDE_INGRESS);
+                if packed != icmp::NOT_OURS {
+                    return conclude(packed);
+                }
+            }
             if flags & ADDRESS_CLUSTER_IP == 0 || flags & ADDRESS_RETIRED != 0 {
                 return conclude(pack(Ok((NEXT, Counter::PassProtocol))));
             }
-            let parsed = Parsed { l3, l4, tcp_flags: 0, proto };
+            let parsed = Parsed { l3, l4, tcp_flags: 0, proto, part: Part::Whole };
             let packed = refuse::foreign_protocol::<F>(skb, &parsed, &s.key, config);
             return conclude(packed);
         }
     };
     let now = clock::ticks(config);
+    if parsed.part == Part::Later && !fragment::recall::<F>(skb, s, &parsed) {
+        return conclude(pack(unknown_fragment(flags)));
+    }
     if let Some(table) = conntrack::lookup::<F>(s, now) {
         let forward_embryo = table == Table::Embryos && s.row.flags & FLOW_REVERSE == 0;
         if conntrack::valid::<F>(&parsed, &s.row, config, now)
             && (!forward_embryo || !parsed.opens() || conntrack::mend::<F>())
         {
             let packed = known::<F>(skb, s, &parsed, table, now);
+            fragment::remember::<F>(skb, s, &parsed);
             return settle::<F>(skb, &parsed, &s.key, packed);
         }
         conntrack::forget::<F>(s, table);
     }
+    if parsed.part == Part::Later {
+        return conclude(pack(unknown_fragment(flags)));
+    }
     let packed = unknown_out_of_line::<F>(skb, &parsed, flags, config, now);
+    if (packed >> 32) as u32 == Counter::NewFlow as u32 {
+        fragment::remember::<F>(skb, s, &parsed);
+    }
     settle::<F>(skb, &parsed, &s.key, packed)
+}
+
+/// A later fragment of no known flow, to an address with these flags; see [`fragment`].
+#[inline(always)]
+fn unknown_fragment(flags: u32) -> Decision {
+    if flags & ADDRESS_CLUSTER_IP != 0 && flags & ADDRESS_RETIRED == 0 {
+        Err(Counter::DropFragment)
+    } else {
+        Ok((NEXT, Counter::PassFragment))
+    }
 }
 
 /// A packet to an address that is none of ours. One that ClusterIPs are taken from and no Service
@@ -205,13 +233,24 @@ fn egress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
     // SAFETY: as in `ingress_family`.
     let s = unsafe { &mut *scratch };
     s.key.side = SIDE_EGRESS;
-    let Ok(parsed) = parse::<F>(skb, l3, &mut s.key) else {
-        return NEXT;
+    let parsed = match parse::<F>(skb, l3, &mut s.key) {
+        Ok(parsed) => parsed,
+        Err(Unparsed::Protocol { proto, l4 }) if icmp::is_icmp::<F>(proto as u8) => {
+            return match icmp::error::<F>(skb, l3, l4, SIDE_EGRESS) {
+                icmp::NOT_OURS => NEXT,
+                packed => conclude(packed),
+            };
+        }
+        Err(_) => return NEXT,
     };
+    if parsed.part == Part::Later && !fragment::recall::<F>(skb, s, &parsed) {
+        return NEXT;
+    }
     let now = clock::ticks(config);
     match conntrack::lookup::<F>(s, now) {
         Some(table) => {
             conntrack::refresh::<F>(s, &parsed, table, now);
+            fragment::remember::<F>(skb, s, &parsed);
             // Replies of flows with source NAT are never routed: they are redirected at ingress.
             conclude(rewrite_known::<F>(skb, s, &parsed))
         }
@@ -282,8 +321,10 @@ fn known_full_nat<F: Family>(skb: &mut Skb, parsed: &Parsed) -> u64 {
 }
 
 /// Why a packet cannot be redirected.
-enum NoWay {
+pub enum NoWay {
+    /// There is no way, or it does not fit.
     NoHop(NoHop),
+    /// It has come to the end of its life.
     Ttl,
 }
 
@@ -301,7 +342,7 @@ impl NoWay {
 /// Finds the way to `dst` for a packet that is redirected, and checks the packet as a router
 /// would; the way is left in `fib`.
 #[inline(always)]
-fn toward<F: Family>(
+pub fn toward<F: Family>(
     skb: &Skb,
     fib: &mut Fib,
     parsed: &Parsed,

@@ -32,6 +32,8 @@ pub const RST: u8 = 0x04;
 /// TCP control bits.
 pub const FIN: u8 = 0x01;
 
+pub mod derived;
+
 /// A packet to build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
@@ -65,19 +67,19 @@ pub struct Packet {
     pub mac: [u8; 6],
 }
 
-fn fold(mut sum: u32) -> u16 {
+pub(crate) fn fold(mut sum: u32) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     sum as u16
 }
 
-fn sum(bytes: &[u8]) -> u32 {
+pub(crate) fn sum(bytes: &[u8]) -> u32 {
     let words = bytes.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(*w.get(1).unwrap_or(&0)));
     words.fold(0, |sum, word| u32::from(fold(sum + word)))
 }
 
-fn octets(ip: IpAddr) -> Vec<u8> {
+pub(crate) fn octets(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),

@@ -136,4 +136,4 @@ pub fn maps(sizes: &Sizes) -> Vec<MapSpec> {
 }
 
 /// Maps that belong to one load of the programs and are not pinned.
-pub const UNPINNED: &[&str] = &["SCRATCH4", "SCRATCH6", "REFUSALS"];
+pub const UNPINNED: &[&str] = &["SCRATCH4", "SCRATCH6", "REFUSALS", "FRAGMENTS4", "FRAGMENTS6"];

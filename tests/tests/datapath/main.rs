@@ -2,8 +2,10 @@
 //! flow rows.
 
 mod bench;
+mod errors;
 mod figures;
 mod flows;
+mod fragments;
 mod nat;
 mod policies;
 mod raw;

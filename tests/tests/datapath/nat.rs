@@ -7,7 +7,7 @@ use weir_tests::packet::{ACK, Packet, Proto, RST, SYN};
 
 use crate::{
     Half, PROTOS,
-    bench::{Bench, DROP, NEXT, REDIRECT, with_bench},
+    bench::{Bench, DROP, REDIRECT, with_bench},
     parsed,
 };
 
