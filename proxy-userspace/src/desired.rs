@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_service_keeps_a_shared_external_ip() {
+    fn conformance_109_the_oldest_service_keeps_a_shared_external_ip() {
         let shared = FrontKey {
             ipv4: true,
             addr: Some("10.8.0.1".parse().unwrap()),

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_written_only_where_they_differ_and_faults_are_named() {
+    fn conformance_175_values_are_written_only_where_they_differ_and_faults_are_named() {
         let root = tempfile::tempdir().unwrap();
         let netfilter = root.path().join("proc/sys/net/netfilter");
         fs::create_dir_all(&netfilter).unwrap();

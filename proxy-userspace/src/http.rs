@@ -32,6 +32,7 @@ pub async fn serve(
     } else {
         bind_at_last(what, address).await
     };
+    let router = router.fallback(async || not_found());
     axum::serve(listener, router).await.with_context(|| format!("serve on {address}"))
 }
 
@@ -56,6 +57,15 @@ async fn bind_at_last(what: &'static str, address: SocketAddr) -> TcpListener {
         }
         tokio::time::sleep(RETRY).await;
     }
+}
+
+/// What every other path gets; the same text as from kube-proxy.
+fn not_found() -> Response {
+    let headers: [(HeaderName, &str); 2] = [
+        (header::CONTENT_TYPE, "text/plain; charset=utf-8"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (StatusCode::NOT_FOUND, headers, "404 page not found\n").into_response()
 }
 
 /// A listening socket. A wildcard address of either family means both, as kube-proxy's does; a
@@ -109,7 +119,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     #[tokio::test]
-    async fn a_wildcard_of_either_family_answers_on_both() {
+    async fn conformance_158_a_wildcard_of_either_family_answers_on_both() {
         for wildcard in ["0.0.0.0:0", "[::]:0"] {
             let listener = listen(wildcard.parse().unwrap()).unwrap();
             let port = listener.local_addr().unwrap().port();
@@ -121,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_that_is_taken_is_an_error_and_not_half_a_server() {
+    async fn conformance_159_a_port_that_is_taken_is_an_error_and_not_half_a_server() {
         let taken = listen("127.0.0.1:0".parse().unwrap()).unwrap();
         let port = taken.local_addr().unwrap().port();
         for address in [format!("127.0.0.1:{port}"), format!("0.0.0.0:{port}")] {

@@ -75,6 +75,7 @@ impl Netns {
             ("net/ipv6/conf/default/accept_dad", "0"),
             ("net/ipv4/icmp_ratelimit", "0"),
             ("net/ipv4/icmp_msgs_per_sec", "1000000"),
+            ("net/ipv4/icmp_msgs_burst", "1000000"),
             ("net/ipv6/icmp/ratelimit", "0"),
         ])?;
         Ok(netns)

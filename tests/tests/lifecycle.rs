@@ -31,7 +31,7 @@ fn leads_to(rows: &[Value], service: &str, addresses: &[&str]) -> bool {
 }
 
 #[test]
-fn a_pod_that_is_its_own_backend_reaches_itself() {
+fn conformance_128_129_a_pod_that_is_its_own_backend_reaches_itself() {
     let world = World::new().unwrap();
     let routed = Service::new("routed", 1).with(&endpoints(&world, &["p1a"]));
     let bridged = Service::new("bridged", 2).with(&endpoints(&world, &["p1c"]));
@@ -54,7 +54,7 @@ fn a_pod_that_is_its_own_backend_reaches_itself() {
 }
 
 #[test]
-fn a_long_udp_flow_moves_when_its_endpoint_goes() {
+fn conformance_139_a_long_udp_flow_moves_when_its_endpoint_goes() {
     let world = World::new().unwrap();
     let service = |names| Service::new("move", 1).with(&endpoints(&world, names));
     let agent = world.start("node1", &service(&["p1b"]).objects()).unwrap();
@@ -89,7 +89,7 @@ fn a_long_udp_flow_moves_when_its_endpoint_goes() {
 }
 
 #[test]
-fn a_tcp_connection_keeps_an_endpoint_that_is_removed() {
+fn conformance_146_a_tcp_connection_keeps_an_endpoint_that_is_removed() {
     let world = World::new().unwrap();
     let service = |names| Service::new("keep", 1).with(&endpoints(&world, names));
     let agent = world.start("node1", &service(&["p1b"]).objects()).unwrap();
@@ -167,7 +167,7 @@ fn two_front_ends_one_backend_one_client_port() {
 }
 
 #[test]
-fn devices_and_addresses_that_come_later_are_served() {
+fn conformance_95_devices_and_addresses_that_come_later_are_served() {
     let mut world = World::new().unwrap();
     let service = Service::new("late", 1).with(&endpoints(&world, &["p2a"]));
     let mut agent = world.start("node1", &service.objects()).unwrap();
@@ -225,7 +225,7 @@ fn a_broken_manifest_keeps_the_last_good_state() {
 }
 
 #[test]
-fn loopback_mapped_and_unconnected_sockets_of_the_host() {
+fn conformance_75_76_89_loopback_mapped_and_unconnected_sockets_of_the_host() {
     let world = World::new().unwrap();
     let service = Service::new("host", 1).with(&endpoints(&world, &["p1a", "p2a", "node2"]));
     let _agent = world.start("node1", &service.objects()).unwrap();
@@ -269,7 +269,7 @@ fn the_hosts_own_connection_from_a_node_port_number_is_left_alone() {
 }
 
 #[test]
-fn a_cluster_is_followed_and_its_loss_harms_nothing() {
+fn conformance_178_a_cluster_is_followed_and_its_loss_harms_nothing() {
     let world = World::new().unwrap();
     let node = world.place("node1");
     let listener =

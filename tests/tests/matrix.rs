@@ -24,7 +24,7 @@ fn backends() -> Vec<(&'static str, Vec<&'static str>)> {
 }
 
 #[test]
-fn every_client_reaches_every_front_end_and_backend() {
+fn conformance_67_73_74_84_102_every_client_reaches_every_front_end_and_backend() {
     let world = World::new().unwrap();
     let services: Vec<Service> = backends()
         .iter()

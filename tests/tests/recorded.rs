@@ -5,7 +5,7 @@ use std::{
     collections::HashMap,
     fs,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     thread::{self, ThreadId},
 };
 
@@ -18,9 +18,16 @@ use weir_tests::{
 /// One for each worker and network: what a thread starts ends with it.
 type Clusters = Mutex<HashMap<(ThreadId, Network), Cluster>>;
 
+/// Scenarios under load have the machine to themselves: with two at a time, one that waits for a
+/// processor looks like a packet that is lost.
+static MACHINE: RwLock<()> = RwLock::new(());
+
 fn trial(path: &Path, variant: scenario::Variant, clusters: &Clusters) -> Result<(), Failed> {
     let network = Network::from(variant);
     let scenario = scenario::read(path).map_err(|e| format!("{e:#}"))?;
+    let loaded = scenario.steps.iter().any(|step| matches!(step, scenario::Step::Load(_)));
+    let _alone = loaded.then(|| MACHINE.write().unwrap_or_else(PoisonError::into_inner));
+    let _beside = (!loaded).then(|| MACHINE.read().unwrap_or_else(PoisonError::into_inner));
     let key = (thread::current().id(), network);
     let lock = || clusters.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = lock().remove(&key);

@@ -48,7 +48,7 @@ fn assert_unharmed(loads: Vec<(String, Load)>) {
 }
 
 #[test]
-fn killed_and_started_again_under_load() {
+fn conformance_177_179_killed_and_started_again_under_load() {
     let world = World::new().unwrap();
     let service = service(&world);
     let mut agent = world.start("node1", &service.objects()).unwrap();
@@ -102,7 +102,7 @@ fn what_changed_while_the_agent_was_away_is_caught_up() {
 }
 
 #[test]
-fn cleanup_removes_everything_and_can_be_repeated() {
+fn conformance_182_cleanup_removes_everything_and_can_be_repeated() {
     let world = World::new().unwrap();
     let service = service(&world);
     let mut agent = world.start("node1", &service.objects()).unwrap();

@@ -13,7 +13,7 @@ fn endpoints(world: &World, names: &[&str]) -> Vec<Endpoint> {
 }
 
 #[test]
-fn a_service_without_endpoints_is_refused_at_once() {
+fn conformance_59_61_a_service_without_endpoints_is_refused_at_once() {
     let world = World::new().unwrap();
     let service = Service::new("empty", 1);
     let agent = world.start("node1", &service.objects()).unwrap();
@@ -43,7 +43,7 @@ fn a_service_without_endpoints_is_refused_at_once() {
 }
 
 #[test]
-fn a_port_that_a_cluster_ip_does_not_offer_is_refused() {
+fn conformance_70_a_port_that_a_cluster_ip_does_not_offer_is_refused() {
     let world = World::new().unwrap();
     let service = Service::new("ports", 1).with(&endpoints(&world, &["p1b"]));
     let _agent = world.start("node1", &service.objects()).unwrap();
@@ -58,7 +58,7 @@ fn a_port_that_a_cluster_ip_does_not_offer_is_refused() {
 }
 
 #[test]
-fn proxy_mode_addresses_leave_the_node_untouched() {
+fn conformance_100_proxy_mode_addresses_leave_the_node_untouched() {
     let mut world = World::new().unwrap();
     // The balancer itself: it has the address and answers there.
     let outside = world.place("outside");
@@ -113,7 +113,7 @@ fn echo_requests_and_fragments_between_pods_pass() {
 }
 
 #[test]
-fn transfers_are_exact() {
+fn conformance_77_transfers_are_exact() {
     let world = World::new().unwrap();
     let local = Service::new("local", 1).with(&endpoints(&world, &["p1b"]));
     let remote = Service::new("remote", 2).with(&endpoints(&world, &["p2a"]));
@@ -272,7 +272,7 @@ fn bpftool_shows_names() {
 }
 
 #[test]
-fn health_metrics_and_mode_are_served() {
+fn conformance_158_health_metrics_and_mode_are_served() {
     let world = World::new().unwrap();
     let service = Service::new("health", 1).with(&endpoints(&world, &["p1b"]));
     let agent = world.start("node1", &service.objects()).unwrap();

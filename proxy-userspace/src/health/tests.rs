@@ -23,7 +23,7 @@ fn node(deleting: bool, to_be_deleted: bool) -> Option<Node> {
 }
 
 #[test]
-fn livez_follows_the_proxy_and_healthz_the_node_too() {
+fn conformance_154_156_157_livez_follows_the_proxy_and_healthz_the_node_too() {
     let now = now();
     let staying = node(false, false);
     for (what, pending, node, manifests, live, healthy) in [
@@ -48,7 +48,7 @@ fn livez_follows_the_proxy_and_healthz_the_node_too() {
 }
 
 #[test]
-fn bodies_are_those_of_kube_proxy() {
+fn conformance_158_bodies_are_those_of_kube_proxy() {
     let now = now();
     let family = |healthy| json!({"lastUpdated": "2027-01-15T07:58:20Z", "healthy": healthy});
     let mut status =

@@ -138,7 +138,7 @@ fn names_types_and_labels_are_as_documented() {
 }
 
 #[test]
-fn syncs_have_kube_proxy_s_buckets_in_both_families() {
+fn conformance_163_syncs_have_kube_proxy_s_buckets_in_both_families() {
     let text = scraped();
     let bounds: Vec<f64> = (0..15).map(|n| 0.001 * f64::from(1 << n)).collect();
     for family in FAMILIES {
@@ -227,7 +227,7 @@ fn what_has_not_happened_is_no_series_and_not_zero() {
 }
 
 #[test]
-fn counters_only_grow() {
+fn conformance_164_counters_only_grow() {
     let metrics = metrics(Status { failures: 5, ..Status::default() });
     for _ in 0..2 {
         let text = metrics.render().unwrap();

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leading_zeros_are_decimal() {
+    fn conformance_9_leading_zeros_are_decimal() {
         for (text, want) in [
             ("10.180.00.001", Some("10.180.0.1")),
             ("172.30.0.041", Some("172.30.0.41")),

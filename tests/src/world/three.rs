@@ -185,12 +185,19 @@ impl World {
                 ("net/ipv6/conf/all/forwarding", "1"),
                 ("net/ipv4/conf/all/rp_filter", "0"),
                 ("net/ipv4/conf/eth0/rp_filter", "0"),
-                ("net/ipv4/conf/all/send_redirects", "0"),
-                ("net/ipv4/conf/eth0/send_redirects", "0"),
             ])?;
         }
         for place in &self.places {
-            place.netns.sysctl(&[("net/ipv4/ping_group_range", "0 2147483647")])?;
+            place.netns.sysctl(&[
+                ("net/ipv4/ping_group_range", "0 2147483647"),
+                // A client that a node tells about the gateway would ask it from then on.
+                ("net/ipv4/conf/all/send_redirects", "0"),
+                ("net/ipv4/conf/default/send_redirects", "0"),
+                ("net/ipv4/conf/eth0/send_redirects", "0"),
+                ("net/ipv6/conf/all/accept_redirects", "0"),
+                ("net/ipv6/conf/default/accept_redirects", "0"),
+                ("net/ipv6/conf/eth0/accept_redirects", "0"),
+            ])?;
         }
         let narrow = if network == Network::Routed { "v-p2m" } else { "cni0" };
         self.place("node2").netns.ip(&format!(

@@ -228,7 +228,7 @@ fn a_flow_that_lost_half_of_itself_is_mended() {
 }
 
 #[test]
-fn a_repeated_syn_keeps_its_backend_and_a_new_one_after_the_end_draws_again() {
+fn conformance_82_a_repeated_syn_keeps_its_backend_and_a_new_one_after_the_end_draws_again() {
     with_bench(|bench| {
         let backends = ["10.1.2.11:8080", "10.1.2.12:8080", "10.1.2.13:8080", "10.1.2.14:8080"];
         bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &backends, false);
@@ -259,7 +259,7 @@ fn a_repeated_syn_keeps_its_backend_and_a_new_one_after_the_end_draws_again() {
 }
 
 #[test]
-fn udp_moves_when_its_backend_goes_and_tcp_stays() {
+fn conformance_64_142_143_udp_moves_when_its_backend_goes_and_tcp_stays() {
     with_bench(|bench| {
         for (proto, number) in PROTOS {
             bench.service("10.96.0.1:80", number, 1, 1, &["10.1.2.11:8080"], false);
@@ -299,7 +299,7 @@ fn a_slot_that_leads_to_another_services_backend_is_not_followed() {
 }
 
 #[test]
-fn backends_are_drawn_evenly() {
+fn conformance_67_backends_are_drawn_evenly() {
     with_bench(|bench| {
         let backends = ["10.1.2.11:8080", "10.1.2.12:8080", "10.1.2.13:8080"];
         bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &backends, false);

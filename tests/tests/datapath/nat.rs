@@ -19,7 +19,7 @@ fn set_ports(bench: &Bench, count: u16) {
 }
 
 #[test]
-fn an_outside_client_of_a_remote_backend_gets_source_nat() {
+fn conformance_84_104_an_outside_client_of_a_remote_backend_gets_source_nat() {
     with_bench(|bench| {
         bench.outside();
         for (proto, number) in PROTOS {
@@ -57,7 +57,7 @@ fn an_outside_client_of_a_remote_backend_gets_source_nat() {
 }
 
 #[test]
-fn a_pod_that_draws_itself_gets_source_nat() {
+fn conformance_128_a_pod_that_draws_itself_gets_source_nat() {
     with_bench(|bench| {
         bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &["10.1.1.10:8080"], true);
         let request = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.1:80");
@@ -70,7 +70,7 @@ fn a_pod_that_draws_itself_gets_source_nat() {
 }
 
 #[test]
-fn source_nat_ports_run_out_with_a_reason() {
+fn conformance_126_source_nat_ports_run_out_with_a_reason() {
     with_bench(|bench| {
         bench.outside();
         set_ports(bench, 4);

@@ -32,7 +32,7 @@ fn assert_reset(ran: &Ran, request: &Packet, sequence: Option<u32>, acknowledged
 }
 
 #[test]
-fn tcp_without_endpoints_is_reset() {
+fn conformance_59_tcp_without_endpoints_is_reset() {
     with_bench(|bench| {
         for family in FAMILIES {
             bench.service(family.vip, IPPROTO_TCP, 1, 1, &[], false);
@@ -59,7 +59,7 @@ fn an_answer_has_no_padding() {
 }
 
 #[test]
-fn udp_without_endpoints_is_told_port_unreachable() {
+fn conformance_60_udp_without_endpoints_is_told_port_unreachable() {
     with_bench(|bench| {
         for family in FAMILIES {
             bench.service(family.vip, IPPROTO_UDP, 1, 1, &[], false);
@@ -83,7 +83,7 @@ fn udp_without_endpoints_is_told_port_unreachable() {
 }
 
 #[test]
-fn a_port_that_is_not_offered_is_refused() {
+fn conformance_70_a_port_that_is_not_offered_is_refused() {
     with_bench(|bench| {
         bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &["10.1.2.11:8080"], false);
         let request = Packet::new(Proto::Tcp, "10.1.1.10:40000", "10.96.0.1:81");
@@ -99,7 +99,7 @@ fn a_port_that_is_not_offered_is_refused() {
 }
 
 #[test]
-fn what_must_not_be_answered_is_dropped() {
+fn conformance_65_what_must_not_be_answered_is_dropped() {
     with_bench(|bench| {
         bench.service("10.96.0.1:80", IPPROTO_TCP, 1, 1, &[], false);
         bench.service("10.96.0.2:80", IPPROTO_UDP, 2, 1, &[], false);

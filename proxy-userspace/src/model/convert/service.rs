@@ -212,7 +212,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn services_that_are_not_ours() {
+    fn conformance_1_3_4_services_that_are_not_ours() {
         for spec in [
             json!({"clusterIP": "None", "externalIPs": ["10.8.0.1"]}),
             json!({"clusterIP": ""}),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_vip_mode_ingress_of_a_family_with_a_cluster_ip_counts() {
+    fn conformance_8_99_only_vip_mode_ingress_of_a_family_with_a_cluster_ip_counts() {
         let object = parse(json!({
             "metadata": {"name": "a", "namespace": "b"},
             "spec": {"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1"], "ipFamilies": ["IPv4"],

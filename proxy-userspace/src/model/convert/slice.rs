@@ -128,7 +128,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn endpoints_that_cannot_be_are_skipped_and_reported() {
+    fn conformance_29_endpoints_that_cannot_be_are_skipped_and_reported() {
         let bad = ["127.0.0.1", "0.0.0.0", "169.254.1.1", "224.0.0.5", "garbage", "fd00::1"];
         let endpoints: Vec<_> =
             bad.iter().chain(&["10.1.1.1"]).map(|ip| json!({"addresses": [ip]})).collect();

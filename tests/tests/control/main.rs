@@ -2,6 +2,8 @@
 //!
 //! `WEIR_GOLDEN=write cargo test -p weir-tests --test control` writes the expected dumps anew.
 
+mod rows;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs,
@@ -318,7 +320,7 @@ proptest! {
 }
 
 #[test]
-fn a_change_that_changes_nothing_writes_nothing() {
+fn conformance_11_a_change_that_changes_nothing_writes_nothing() {
     let datapath = FakeDatapath::new(CAPACITY);
     let (mut reconciler, _) = reconciler(&datapath);
     let services = BTreeMap::from([(1, service(1, &[0], 1, true))]);
@@ -338,7 +340,7 @@ fn a_change_that_changes_nothing_writes_nothing() {
 }
 
 #[test]
-fn a_service_that_does_not_fit_is_reported_and_the_others_work() {
+fn conformance_185_a_service_that_does_not_fit_is_reported_and_the_others_work() {
     let capacity = Capacity { backends: 4, ..CAPACITY };
     let datapath = FakeDatapath::new(capacity);
     let (mut reconciler, status) = reconciler(&datapath);
@@ -382,7 +384,7 @@ fn addresses_of_removed_services_stay_until_their_flows_are_gone() {
 }
 
 #[test]
-fn nothing_is_written_before_every_kind_has_listed() {
+fn conformance_176_nothing_is_written_before_every_kind_has_listed() {
     let datapath = FakeDatapath::new(CAPACITY);
     let (mut reconciler, status) = reconciler(&datapath);
     reconciler.set_addresses(addresses());
