@@ -1,5 +1,6 @@
 //! Builds, tests and demonstrates Weir: `cargo xtask help`.
 
+mod conformance;
 mod demo;
 mod lint;
 mod measure;
@@ -33,6 +34,8 @@ enum Task {
     Demo(demo::Args),
     /// Run the tests, tier by tier.
     Test(test::Args),
+    /// Write docs/conformance.md from the last full run of the tests.
+    Conformance,
     /// Check format, lints and documentation.
     Lint,
     /// Measure the kernel programs: nanoseconds per packet.
@@ -68,6 +71,7 @@ fn perform(task: &Task) -> Result<bool> {
             setup::run(Purpose::Use)?;
             return test::run(args);
         }
+        Task::Conformance => conformance::write()?,
         Task::Lint => {
             setup::run(Purpose::Develop)?;
             lint::check()?;

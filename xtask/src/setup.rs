@@ -66,6 +66,7 @@ const TOOLS: &[Package] = &[
     package("bpftool", Sign::Tool("bpftool"), "tests read maps with it"),
     package("iproute2", Sign::Tool("ip"), "network namespaces of tests and demo"),
     package("iputils-ping", Sign::Tool("ping"), "tests send echo requests"),
+    package("nftables", Sign::Tool("nft"), "a gateway of the tests answers by its rules"),
     package("ethtool", Sign::Tool("ethtool"), "tests switch offloads"),
 ];
 

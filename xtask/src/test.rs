@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::cargo;
+use crate::{cargo, conformance};
 
 /// `cargo xtask test`.
 #[derive(clap::Args, Default)]
@@ -90,6 +90,13 @@ const TIERS: &[Tier] = &[
         root: true,
     },
     Tier {
+        name: "recorded",
+        what: "scenarios recorded from kube-proxy, on three nodes with an API server",
+        runs: &[&["--package", "weir-tests", "--test", "recorded"]],
+        threads: "2",
+        root: true,
+    },
+    Tier {
         name: "restart",
         what: "the agent killed, stopped and started again under load",
         runs: &[&["--package", "weir-tests", "--test", "restart"]],
@@ -118,8 +125,8 @@ impl std::ops::AddAssign for Counts {
 #[derive(Default)]
 struct Report {
     counts: Counts,
-    /// Names of tests that failed.
-    failed: Vec<String>,
+    /// Tests and whether they passed.
+    results: conformance::Results,
     /// Why the numbers are not to be trusted.
     faults: Vec<String>,
 }
@@ -170,6 +177,7 @@ pub fn run(args: &Args) -> Result<bool> {
     ]))?;
     let mut total = Report::default();
     let mut summary = Vec::new();
+    let mut total_failed = Vec::new();
     for tier in TIERS.iter().filter(|t| args.tier.as_ref().is_none_or(|name| t.name == name)) {
         println!("\n=== {}: {} ===", tier.name, tier.what);
         let start = Instant::now();
@@ -178,14 +186,20 @@ pub fn run(args: &Args) -> Result<bool> {
         let seconds = start.elapsed().as_secs_f64();
         summary.push(format!("{:8} {passed:4} passed, {failed} failed, {seconds:.0} s", tier.name));
         total.counts += report.counts;
-        total.failed.extend(report.failed.iter().map(|name| format!("{}: {name}", tier.name)));
+        let failed = report.results.iter().filter(|(_, passed)| !**passed);
+        total_failed.extend(failed.map(|(name, _)| format!("{}: {name}", tier.name)));
+        total.results.extend(report.results);
         total.faults.extend(report.faults.iter().map(|what| format!("{}: {what}", tier.name)));
+    }
+    if args.tier.is_none() && args.filter.is_none() {
+        let faults = conformance::check(&total.results)?;
+        total.faults.extend(faults);
     }
     println!("\n=== summary ===");
     for line in summary {
         println!("{line}");
     }
-    for name in &total.failed {
+    for name in &total_failed {
         println!("FAILED {name}");
     }
     for fault in &total.faults {
@@ -238,8 +252,8 @@ fn cargo_test(
         if let Some(counts) = counts(&line) {
             report.counts += counts;
         }
-        if let Some(name) = failed_name(&line) {
-            report.failed.push(name.to_owned());
+        if let Some((name, passed)) = result(&line) {
+            report.results.insert(name.to_owned(), passed);
         }
     }
     let status = child.wait().context("wait for cargo test")?;
@@ -250,9 +264,14 @@ fn cargo_test(
     Ok(())
 }
 
-/// Reads "test some::name ... FAILED".
-fn failed_name(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+/// Reads "test some::name ... FAILED": the name and whether the test passed.
+fn result(line: &str) -> Option<(&str, bool)> {
+    let (name, result) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    match result {
+        "ok" => Some((name.trim_end(), true)),
+        "FAILED" => Some((name.trim_end(), false)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -266,8 +285,9 @@ mod tests {
         let counts = counts(line).unwrap();
         assert_eq!((counts.passed, counts.failed, counts.ignored), (6, 3, 1));
         assert!(super::counts("test a ... ok").is_none());
-        assert_eq!(failed_name("test flow::a_case ... FAILED"), Some("flow::a_case"));
-        assert_eq!(failed_name("test flow::a_case ... ok"), None);
+        assert_eq!(result("test flow::a_case ... FAILED"), Some(("flow::a_case", false)));
+        assert_eq!(result("test a-record/routed   ... ok"), Some(("a-record/routed", true)));
+        assert_eq!(result("test flow::a_case ... ignored"), None);
     }
 
     #[test]
