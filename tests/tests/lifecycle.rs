@@ -327,3 +327,43 @@ fn conformance_178_a_cluster_is_followed_and_its_loss_harms_nothing() {
     let (_, metrics) = agent.get(10249, "/metrics").unwrap();
     assert!(metrics.contains("rest_client_requests_total{code=\"503\""), "{metrics}");
 }
+
+#[test]
+fn conformance_44_66_an_endpoint_that_becomes_ready_serves_the_next_connection() {
+    let world = World::new().unwrap();
+    let service = |names: &[&str]| Service::new("late", 1).with(&endpoints(&world, names));
+    let agent = world.start("node1", &service(&[]).objects()).unwrap();
+    let to = service(&[]).address(FrontEnd::ClusterIp, false, "");
+    let client = world.place("p1a");
+    let outcome = client.ask(&to, &["--count", "3"]).unwrap();
+    assert_eq!(outcome.fails.get("refused"), Some(&3), "{outcome:?}");
+    let leads = |rows: &[Value]| leads_to(rows, "test/late", &["10.1.1.12"]);
+    agent.apply_until(&service(&["p1b"]).objects(), leads).unwrap();
+    for proto in ["tcp", "udp"] {
+        let outcome = client.ask(&to, &["--proto", proto, "--count", "20"]).unwrap();
+        assert_eq!(outcome.answers.get("p1b"), Some(&20), "{outcome:?}");
+    }
+}
+
+#[test]
+fn conformance_187_a_node_without_ipv6_serves_ipv4_and_says_little() {
+    let world = World::new().unwrap();
+    let service = Service::new("four", 1).with(&endpoints(&world, &["p1b", "p2a"]));
+    let off = ("net/ipv6/conf/all/disable_ipv6", "1");
+    world.place("node1").netns.sysctl(&[off]).unwrap();
+    let agent = world.start("node1", &service.objects()).unwrap();
+    for front in FrontEnd::ALL {
+        let to = service.address(front, false, &world.place("node1").v4);
+        for from in ["p1a", "node1", "client"] {
+            let outcome = world.place(from).ask(&to, &["--count", "5"]).unwrap();
+            assert_eq!(outcome.answered(), 5, "{from} → {to}: {outcome:?}");
+        }
+    }
+    let before = agent.log().lines().count();
+    let leads = |rows: &[Value]| leads_to(rows, "test/four", &["10.1.1.12"]);
+    let fewer = Service::new("four", 1).with(&endpoints(&world, &["p1b"]));
+    agent.apply_until(&fewer.objects(), leads).unwrap();
+    let log = agent.log();
+    let new: Vec<&str> = log.lines().skip(before).collect();
+    assert!(!new.iter().any(|l| l.contains("WARN") || l.contains("ERROR")), "{new:#?}");
+}

@@ -44,11 +44,14 @@ fn assert_unharmed(loads: Vec<(String, Load)>) {
         let outcome = load.finish().unwrap();
         assert_eq!(outcome.failed(), 0, "{name}: {outcome:?}");
         assert!(outcome.answered() > 50, "{name}: {outcome:?}");
+        if name.contains("--keep") {
+            assert_eq!(outcome.answers.len(), 1, "{name} keeps its endpoint: {outcome:?}");
+        }
     }
 }
 
 #[test]
-fn conformance_177_179_killed_and_started_again_under_load() {
+fn conformance_147_177_179_killed_and_started_again_under_load() {
     let world = World::new().unwrap();
     let service = service(&world);
     let mut agent = world.start("node1", &service.objects()).unwrap();

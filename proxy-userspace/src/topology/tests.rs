@@ -162,7 +162,7 @@ fn conformance_30_an_endpoint_without_a_node_is_never_local() {
 
 /// Zone hints by endpoint, the node's zone, and who is expected.
 #[test]
-fn conformance_46_to_53_hints() {
+fn conformance_46_to_53_55_hints() {
     type Case<'a> =
         (&'a str, &'a [(&'a [&'a str], &'a [&'a str], Conditions)], Option<&'a str>, &'a [u8]);
     let (a, b, none): (&[&str], &[&str], &[&str]) = (&["zone-a"], &["zone-b"], &[]);

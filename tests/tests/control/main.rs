@@ -265,7 +265,7 @@ proptest! {
     /// Any history of changes, restarts and failed writes ends in the maps that a fresh start from
     /// the final objects gives. The fake datapath panics if a reader could be harmed on the way.
     #[test]
-    fn every_history_ends_like_a_fresh_start(steps in proptest::collection::vec(step(), 1..40)) {
+    fn conformance_148_179_every_history_ends_like_a_fresh_start(steps in proptest::collection::vec(step(), 1..40)) {
         let datapath = FakeDatapath::new(AMPLE);
         let (mut now, mut status) = reconciler(&datapath);
         let (mut services, mut slices) = (BTreeMap::new(), BTreeMap::new());

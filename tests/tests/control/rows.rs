@@ -309,3 +309,16 @@ fn conformance_5_105_types_change_without_leftovers() {
     plane.apply(cluster_ip);
     assert_eq!(plane.fronts(), first);
 }
+
+#[test]
+fn conformance_184_of_ten_thousand_changes_the_last_one_counts_and_one_sync_is_enough() {
+    let mut plane = plane(&[web()]);
+    let before = plane.datapath.with(|fake| fake.applied);
+    for i in 0..10_000u32 {
+        let host = format!("10.1.{}.{}", 1 + i / 250 % 250, 1 + i % 250);
+        plane.apply(slice("s", "web", "IPv4", tcp("p", 8080), &[&host]));
+    }
+    assert_eq!(plane.inside("10.96.0.1:80"), set(["10.1.40.250:8080"]));
+    let writes = plane.datapath.with(|fake| fake.applied) - before;
+    assert!(writes < 10, "{writes} writes for one endpoint");
+}

@@ -9,9 +9,9 @@ use proxy_common::{
     counter::Counter,
     service::{
         AffinityKey, AffinityRow, BACKEND_ACTIVE, BACKEND_GONE, BACKEND_IN_CLUSTER_POOL,
-        BACKEND_LOCAL, BackendRow, Network, Pool, SERVICE_CLUSTER_IP, SERVICE_ELSEWHERE,
-        SERVICE_INSIDE_LOCAL, SERVICE_LOAD_BALANCER, SERVICE_OUTSIDE_LOCAL, SERVICE_SOURCE_RANGES,
-        ServiceRow,
+        BACKEND_IN_LOCAL_POOL, BACKEND_LOCAL, BackendRow, Network, Pool, SERVICE_CLUSTER_IP,
+        SERVICE_ELSEWHERE, SERVICE_INSIDE_LOCAL, SERVICE_LOAD_BALANCER, SERVICE_OUTSIDE_LOCAL,
+        SERVICE_SOURCE_RANGES, ServiceRow,
     },
 };
 use proxy_userspace::datapath::source_key;
@@ -19,7 +19,7 @@ use weir_tests::packet::{Packet, Proto, SYN};
 
 use crate::{
     FAMILIES, assert_untouched,
-    bench::{Bench, DROP, NEXT, REDIRECT, v6, with_bench},
+    bench::{Bench, DROP, NEXT, REDIRECT, v6, with_bench, with_tables},
     parsed,
 };
 
@@ -201,6 +201,60 @@ fn conformance_130_133_new_flows_of_a_client_stay_with_its_backend() {
             chosen("10.1.1.10", 4_000 + i) != second
         });
         assert!(moved, "an old record chooses nothing");
+    });
+}
+
+#[test]
+fn conformance_135_138_a_record_is_of_one_pool_and_old_ones_make_room() {
+    with_tables(&[("AFFINITY4", 64)], |bench| {
+        // One endpoint elsewhere and one here; the outside pool is the local one.
+        for (id, flags) in [
+            (1u32, BACKEND_IN_CLUSTER_POOL),
+            (2, BACKEND_LOCAL | BACKEND_IN_CLUSTER_POOL | BACKEND_IN_LOCAL_POOL),
+        ] {
+            let row = BackendRow {
+                addr: [10, 1, 2, id as u8],
+                port: 8080,
+                state: BACKEND_ACTIVE,
+                flags,
+                service: 1,
+                generation: 1,
+            };
+            bench.put("BACKENDS4", &id, &row);
+            bench.put("SLOTS4", &id, &id);
+        }
+        bench.put("SLOTS4", &3u32, &2u32);
+        let (all, local) = (Pool { first: 1, count: 2 }, Pool { first: 3, count: 1 });
+        let flags = SERVICE_LOAD_BALANCER | SERVICE_OUTSIDE_LOCAL;
+        let balancer = ServiceRow { affinity: 100, ..row(flags, all, local) };
+        bench.front("10.8.0.1:80".parse().unwrap(), IPPROTO_TCP, &balancer);
+        let cluster_ip = ServiceRow { affinity: 100, ..row(SERVICE_CLUSTER_IP, all, all) };
+        bench.front("10.96.0.1:80".parse().unwrap(), IPPROTO_TCP, &cluster_ip);
+        let ask = |client: &str, port: u16, to: &str| {
+            let packet = Packet::new(Proto::Tcp, &format!("{client}:{port}"), to);
+            let ran = bench.run("tc_ingress", &packet.build());
+            (ran.code != DROP).then(|| parsed(&ran).dst.ip().to_string())
+        };
+        // A client whose record leads elsewhere.
+        bench.outside();
+        let client = (100..200)
+            .map(|host| format!("10.9.0.{host}"))
+            .find(|client| ask(client, 1_000, "10.96.0.1:80").as_deref() == Some("10.1.2.1"))
+            .expect("one of a hundred draws the first of two");
+        for port in 2_000..2_010 {
+            assert_eq!(ask(&client, port, "10.8.0.1:80").as_deref(), Some("10.1.2.2"), "local");
+            let again = ask(&client, port, "10.96.0.1:80");
+            assert_eq!(again.as_deref(), Some("10.1.2.1"), "its record is as it was");
+        }
+        // 138: many more clients than records.
+        let new = bench.count(Counter::AffinityNew);
+        for host in 0..1_000u16 {
+            let client = format!("10.1.{}.{}", 3 + host / 250, 1 + host % 250);
+            assert!(ask(&client, 1_000, "10.96.0.1:80").is_some(), "{client}");
+        }
+        assert_eq!(bench.count(Counter::AffinityNew) - new, 1_000);
+        let rows: Vec<(AffinityKey<[u8; 4]>, AffinityRow)> = bench.rows("AFFINITY4");
+        assert!(rows.len() <= 64, "{}", rows.len());
     });
 }
 

@@ -3,7 +3,7 @@
 use std::{
     io::{self, BufRead as _, BufReader, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
-    os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsRawFd, FromRawFd as _, OwnedFd},
     time::Duration,
 };
 
@@ -99,7 +99,7 @@ fn socket(ask: &Ask, kind: i32) -> io::Result<OwnedFd> {
 }
 
 /// setsockopt(2) at the socket level.
-pub fn set<T>(fd: &OwnedFd, option: i32, value: &T) -> io::Result<()> {
+pub fn set<T>(fd: &impl AsRawFd, option: i32, value: &T) -> io::Result<()> {
     // SAFETY: a live descriptor and a value of the stated size.
     let ret = unsafe {
         libc::setsockopt(

@@ -10,6 +10,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use weir_tests::traffic::{Bulk, pattern};
 
+use crate::client::set;
+
 /// Answers at these addresses until killed.
 pub fn serve(name: &str, listen: &[SocketAddr]) -> Result<()> {
     for address in listen {
@@ -41,6 +43,8 @@ pub fn listen_tcp(name: &str, address: SocketAddr) -> Result<()> {
 /// Answers UDP clients from now on.
 pub fn listen_udp(name: &str, address: SocketAddr) -> Result<()> {
     let socket = UdpSocket::bind(address).with_context(|| format!("bind {address}"))?;
+    // Large datagrams of many clients at once must not be lost here; needs CAP_NET_ADMIN.
+    set(&socket, libc::SO_RCVBUFFORCE, &(8i32 << 20)).context("enlarge the receive buffer")?;
     let name = name.to_owned();
     thread::spawn(move || {
         let mut buffer = vec![0u8; 1 << 16];

@@ -323,7 +323,8 @@ impl Cluster {
                 udp: udp(&ask.proto),
                 long: ask.proto.ends_with("long"),
                 every_us: step.every_us,
-                timeout_ms: step.timeout_ms,
+                // Longer than it takes TCP to repeat a SYN that was lost in a full queue.
+                timeout_ms: step.timeout_ms.max(3_000),
             };
             self.remote(&ask.from)?.ask(&order)?;
         }
