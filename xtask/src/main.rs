@@ -1,5 +1,6 @@
 //! Builds, tests and demonstrates Weir: `cargo xtask help`.
 
+mod chart;
 mod conformance;
 mod demo;
 mod lint;
@@ -34,6 +35,8 @@ enum Task {
     Demo(demo::Args),
     /// Run the tests, tier by tier.
     Test(test::Args),
+    /// Lint and render the Helm chart.
+    Chart,
     /// Write docs/conformance.md from the last full run of the tests.
     Conformance,
     /// Check format, lints and documentation.
@@ -70,6 +73,10 @@ fn perform(task: &Task) -> Result<bool> {
         Task::Test(args) => {
             setup::run(Purpose::Use)?;
             return test::run(args);
+        }
+        Task::Chart => {
+            setup::run(Purpose::Use)?;
+            chart::render()?;
         }
         Task::Conformance => conformance::write()?,
         Task::Lint => {

@@ -32,6 +32,8 @@ pub enum Purpose {
 enum Sign {
     /// This file.
     File(&'static str),
+    /// A module of Python.
+    Python(&'static str),
     /// A program of this name on `PATH` or where system tools lie.
     Tool(&'static str),
 }
@@ -40,6 +42,11 @@ impl Sign {
     fn seen(self) -> bool {
         match self {
             Self::File(path) => Path::new(path).exists(),
+            Self::Python(module) => Command::new("python3")
+                .args(["-c", &format!("import {module}")])
+                .stderr(std::process::Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success()),
             Self::Tool(name) => {
                 let dirs = std::env::var_os("PATH").unwrap_or_default();
                 std::env::split_paths(&dirs)
@@ -66,6 +73,11 @@ const TOOLS: &[Package] = &[
     package("bpftool", Sign::Tool("bpftool"), "tests read maps with it"),
     package("iproute2", Sign::Tool("ip"), "network namespaces of tests and demo"),
     package("iputils-ping", Sign::Tool("ping"), "tests send echo requests"),
+    package(
+        "python3-venv",
+        Sign::Python("ensurepip"),
+        "Helm's engine for the chart comes as a package",
+    ),
     package("nftables", Sign::Tool("nft"), "a gateway of the tests answers by its rules"),
     package("ethtool", Sign::Tool("ethtool"), "tests switch offloads"),
 ];

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::{cargo, conformance};
+use crate::{cargo, chart, conformance};
 
 /// `cargo xtask test`.
 #[derive(clap::Args, Default)]
@@ -57,8 +57,17 @@ const TIERS: &[Tier] = &[
     },
     Tier {
         name: "golden",
-        what: "manifests in, map contents out; the cluster source against an API server",
-        runs: &[&["--package", "weir-tests", "--test", "control", "--test", "kube_source"]],
+        what: "manifests in, map contents out; the cluster source against an API server; the chart",
+        runs: &[&[
+            "--package",
+            "weir-tests",
+            "--test",
+            "control",
+            "--test",
+            "kube_source",
+            "--test",
+            "chart",
+        ]],
         threads: "2",
         root: false,
     },
@@ -175,6 +184,7 @@ pub fn run(args: &Args) -> Result<bool> {
         "weir-tests",
         "--bins",
     ]))?;
+    chart::render()?;
     let mut total = Report::default();
     let mut summary = Vec::new();
     let mut total_failed = Vec::new();
