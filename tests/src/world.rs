@@ -369,6 +369,16 @@ impl World {
         Agent::start(self, node, objects, &[])
     }
 
+    /// Starts `weir run` by another program, such as setpriv(1).
+    pub fn start_under(
+        &self,
+        node: &str,
+        objects: &[serde_json::Value],
+        under: &[&str],
+    ) -> Result<Agent> {
+        Agent::start_under(self, node, objects, under)
+    }
+
     /// Starts `weir run` on a node with the cluster of this kubeconfig.
     pub fn start_in_cluster(&self, node: &str, kubeconfig: &str) -> Result<Agent> {
         Agent::start_in_cluster(self, node, kubeconfig)

@@ -94,6 +94,8 @@ const TIERS: &[Tier] = &[
             "traffic",
             "--test",
             "policies",
+            "--test",
+            "capabilities",
         ]],
         threads: "2",
         root: true,

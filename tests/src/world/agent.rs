@@ -34,6 +34,8 @@ pub struct Agent {
     pub bpffs: PathBuf,
     log: PathBuf,
     flags: Vec<String>,
+    /// What `weir` is started by, if not directly.
+    under: Vec<String>,
     /// Flag and path that say where objects come from.
     source: [PathBuf; 2],
     own: Value,
@@ -47,6 +49,20 @@ impl Agent {
         flags: &[&str],
     ) -> Result<Self> {
         let mut agent = Self::prepare(world, node, flags)?;
+        agent.apply(objects)?;
+        agent.launch()?;
+        Ok(agent)
+    }
+
+    /// Starts it by another program, which runs what its arguments say.
+    pub(super) fn start_under(
+        world: &World,
+        node: &str,
+        objects: &[Value],
+        under: &[&str],
+    ) -> Result<Self> {
+        let mut agent = Self::prepare(world, node, &[])?;
+        agent.under = under.iter().map(ToString::to_string).collect();
         agent.apply(objects)?;
         agent.launch()?;
         Ok(agent)
@@ -87,6 +103,7 @@ impl Agent {
             bpffs,
             log: world.log(node),
             flags: flags.iter().map(ToString::to_string).collect(),
+            under: Vec::new(),
             own: manifest::node(node, &[&place.v4, &place.v6]),
         })
     }
@@ -111,9 +128,12 @@ impl Agent {
     /// Starts it and does not wait.
     pub fn launch_unready(&mut self) -> Result<()> {
         let log = fs::OpenOptions::new().create(true).append(true).open(&self.log)?;
+        let binary = weir_binary();
+        let mut words = self.under.iter().map(std::ffi::OsStr::new).chain([binary.as_os_str()]);
         let child = self
             .netns()
-            .command(weir_binary(), Some(&self.cgroup))
+            .command(words.next().context("a program")?, Some(&self.cgroup))
+            .args(words)
             .args(["run", "--node-name", &self.node, "--log-level", "debug"])
             .args(&self.source)
             .arg("--bpffs")
