@@ -22,9 +22,12 @@ use std::{
 use anyhow::Result;
 use axum::{Router, extract::State, response::Response, routing::any};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use crate::{
+    events::Reporter,
     http,
+    model::Finding,
     reconcile::{self, SharedStatus, Status},
     source::{kube, manifest},
 };
@@ -128,6 +131,8 @@ struct Surroundings {
     /// Manifests that cannot be read. Their last good content is served, so they are told and are
     /// no reason not to be ready.
     broken_manifests: Vec<(String, String)>,
+    /// Health checks of Services whose port could not be had.
+    listeners: Vec<Finding>,
 }
 
 fn readyz(status: &Status, around: &Surroundings) -> Answer {
@@ -150,11 +155,13 @@ fn readyz(status: &Status, around: &Surroundings) -> Answer {
         .iter()
         .map(|(file, fault)| (file.clone(), fault.as_str().into()))
         .collect();
+    let findings = status.findings.iter().chain(&around.listeners);
+    let findings: Vec<String> = findings.map(ToString::to_string).collect();
     let body = json!({
         "ready": reasons.is_empty(),
         "reasons": reasons,
         "brokenManifests": broken,
-        "findings": status.findings.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "findings": findings,
     });
     (reasons.is_empty(), body)
 }
@@ -165,6 +172,8 @@ pub struct Health {
     status: SharedStatus,
     problems: manifest::Problems,
     sources: kube::SharedStatus,
+    /// Health checks of Services whose port could not be had.
+    listeners: watch::Receiver<Vec<Finding>>,
     /// Objects come from a directory: there need not be a Node.
     manifests: bool,
     timeout: Duration,
@@ -206,7 +215,25 @@ impl Health {
         sources: kube::SharedStatus,
         manifests: bool,
     ) -> Self {
-        Self { status, problems, sources, manifests, timeout: TIMEOUT, shared: Arc::default() }
+        Self {
+            status,
+            problems,
+            sources,
+            listeners: watch::channel(Vec::new()).1,
+            manifests,
+            timeout: TIMEOUT,
+            shared: Arc::default(),
+        }
+    }
+
+    /// Tells also of health checks that could not get their port.
+    pub fn with_listeners(self, listeners: watch::Receiver<Vec<Finding>>) -> Self {
+        Self { listeners, ..self }
+    }
+
+    /// Health checks of Services whose port could not be had.
+    pub fn listener_findings(&self) -> Vec<Finding> {
+        self.listeners.borrow().clone()
     }
 
     /// With another time that a change may wait.
@@ -252,6 +279,7 @@ impl Health {
                 stale: kube::stale(&self.sources),
                 unserved_devices: self.shared.unserved_devices.load(Ordering::Relaxed),
                 broken_manifests: problems.into_iter().collect(),
+                listeners: self.listener_findings(),
             },
         );
         http::json(ok, &body)
@@ -259,13 +287,20 @@ impl Health {
 }
 
 /// The health server.
-pub async fn serve(address: SocketAddr, hard_fail: bool, health: Health) -> Result<()> {
+pub async fn serve(
+    address: SocketAddr,
+    hard_fail: bool,
+    events: Reporter,
+    health: Health,
+) -> Result<()> {
     let router = Router::new()
         .route("/healthz", any(|State(health): State<Health>| async move { health.healthz() }))
         .route("/livez", any(|State(health): State<Health>| async move { health.livez() }))
         .route("/readyz", any(|State(health): State<Health>| async move { health.readyz() }))
         .with_state(health);
-    http::serve("health server", address, hard_fail, router).await
+    let reason = "FailedToStartProxierHealthcheck";
+    let listen = http::Listen { what: "health server", address, hard_fail, reason, events };
+    http::serve(listen, router).await
 }
 
 #[cfg(test)]

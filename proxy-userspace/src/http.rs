@@ -14,48 +14,64 @@ use axum::{
 };
 use tokio::net::{TcpListener, TcpSocket};
 
+use crate::events::Reporter;
+
 /// Between attempts to bind, as kube-proxy does it.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// Serves for ever. A port that is taken is tried again and again, or is an error (`hard_fail`).
-pub async fn serve(
-    what: &'static str,
-    address: SocketAddr,
-    hard_fail: bool,
-    router: Router,
-) -> Result<()> {
-    let listener = if hard_fail {
-        listen(address).with_context(|| format!("listen on {address}"))?
-    } else {
-        bind_at_last(what, address).await
-    };
-    let router = router.fallback(async || not_found());
-    axum::serve(listener, router).await.with_context(|| format!("serve on {address}"))
+/// Where and how a server listens.
+pub struct Listen {
+    /// For logs.
+    pub what: &'static str,
+    /// Where.
+    pub address: SocketAddr,
+    /// A port that is taken is an error; else it is tried again and again.
+    pub hard_fail: bool,
+    /// Reason of the Event about the Node that tells of a port that is taken.
+    pub reason: &'static str,
+    /// Tells it.
+    pub events: Reporter,
 }
 
-async fn bind_at_last(what: &'static str, address: SocketAddr) -> TcpListener {
-    let mut told = false;
-    loop {
-        match listen(address) {
-            Ok(listener) => {
-                if told {
-                    tracing::info!(%address, "{what} listens at last");
+/// Serves for ever.
+pub async fn serve(on: Listen, router: Router) -> Result<()> {
+    let listener = on.bind_at_last().await.with_context(|| format!("listen on {}", on.address))?;
+    let router = router.fallback(async || not_found());
+    axum::serve(listener, router).await.with_context(|| format!("serve on {}", on.address))
+}
+
+impl Listen {
+    async fn bind_at_last(&self) -> io::Result<TcpListener> {
+        let Self { what, address, .. } = self;
+        let mut told = false;
+        loop {
+            match listen(*address) {
+                Ok(listener) => {
+                    if told {
+                        tracing::info!(%address, "{what} listens at last");
+                    }
+                    return Ok(listener);
                 }
-                return listener;
+                Err(error) if !told => {
+                    told = true;
+                    self.events.node(self.reason, &format!("{what} on {address}: {error}"));
+                    if self.hard_fail {
+                        // The agent ends with this error, and the Event is its last word.
+                        self.events.flush().await;
+                        return Err(error);
+                    }
+                    tracing::warn!(
+                        %address, %error,
+                        "{what} cannot listen, will retry every {} s", RETRY.as_secs()
+                    );
+                }
+                Err(_) => {}
             }
-            Err(error) if !told => {
-                told = true;
-                tracing::warn!(
-                    %address, %error,
-                    "{what} cannot listen, will retry every {} s", RETRY.as_secs()
-                );
-            }
-            Err(_) => {}
+            tokio::time::sleep(RETRY).await;
         }
-        tokio::time::sleep(RETRY).await;
     }
 }
 

@@ -10,6 +10,7 @@ pub mod config;
 pub mod datapath;
 pub mod desired;
 pub mod devices;
+pub mod events;
 pub mod family;
 pub mod gc;
 pub mod health;

@@ -30,6 +30,7 @@ use self::make::Maker;
 
 use crate::{
     datapath::{layout::Sizes, pins::Pins},
+    events::Reporter,
     gc::Sweep,
     health::Health,
     http,
@@ -296,7 +297,8 @@ impl Inner {
         self.pending[1].set(status.pending_slices as i64);
         raise(&self.failures, status.failures);
         let mut findings: BTreeMap<(&str, &str), i64> = BTreeMap::new();
-        for finding in &status.findings {
+        let listeners = self.health.listener_findings();
+        for finding in status.findings.iter().chain(&listeners) {
             *findings.entry((finding.kind, finding.reason)).or_default() += 1;
         }
         self.findings.reset();
@@ -351,12 +353,19 @@ impl Inner {
 }
 
 /// The metrics server.
-pub async fn serve(address: SocketAddr, hard_fail: bool, metrics: Metrics) -> Result<()> {
+pub async fn serve(
+    address: SocketAddr,
+    hard_fail: bool,
+    events: Reporter,
+    metrics: Metrics,
+) -> Result<()> {
     let router = Router::new()
         .route("/metrics", get(async move || scrape(&metrics)))
         .route("/healthz", get(async || http::text("ok")))
         .route("/proxyMode", get(async || http::text("ebpf")));
-    http::serve("metrics server", address, hard_fail, router).await
+    let reason = "FailedToStartMetricServer";
+    let listen = http::Listen { what: "metrics server", address, hard_fail, reason, events };
+    http::serve(listen, router).await
 }
 
 fn scrape(metrics: &Metrics) -> axum::response::Response {

@@ -23,6 +23,7 @@ pub use self::status::{SharedStatus, Status, read};
 use self::triggers::Triggers;
 use crate::{
     datapath::{Datapath, Op},
+    events::{Origin, Origins},
     model::{Finding, Node, NodeAddresses, ObjectKey},
     plan::{HealthCheck, Planner, Usage},
     settings::Settings,
@@ -69,6 +70,10 @@ pub struct Outputs {
     pub node: watch::Sender<Option<Node>>,
     /// Health checks of Services, as of the last successful sync.
     pub health_checks: watch::Sender<BTreeMap<ObjectKey, HealthCheck>>,
+    /// What is wrong with objects, as of the last successful sync.
+    pub findings: watch::Sender<Vec<Finding>>,
+    /// More about the objects, for Events.
+    pub origins: Origins,
     /// For metrics.
     pub observe: Observer,
 }
@@ -79,6 +84,8 @@ impl Outputs {
         Self {
             node: watch::channel(None).0,
             health_checks: watch::channel(BTreeMap::new()).0,
+            findings: watch::channel(Vec::new()).0,
+            origins: Origins::default(),
             observe: Box::new(|_| {}),
         }
     }
@@ -181,6 +188,11 @@ impl Reconciler {
         change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// Remembers an object for Events, while it is there.
+    fn originate(&self, kind: &'static str, key: &ObjectKey, origin: Option<Origin>) {
+        self.outputs.origins.set(kind, key, origin);
+    }
+
     /// Remembers what is wrong with an object, and says it once.
     fn find(&mut self, kind: &'static str, key: &ObjectKey, findings: Vec<Finding>) {
         for finding in &findings {
@@ -266,6 +278,13 @@ impl Reconciler {
         let mut findings: Vec<Finding> = self.findings.values().flatten().cloned().collect();
         findings.extend(problems);
         self.logged.retain(|finding| findings.contains(finding));
+        self.outputs.findings.send_if_modified(|old| {
+            let changed = *old != findings;
+            if changed {
+                old.clone_from(&findings);
+            }
+            changed
+        });
         let checks = self.planner.health_checks();
         self.outputs.health_checks.send_if_modified(|old| {
             let changed = old != checks;

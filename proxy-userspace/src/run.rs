@@ -22,6 +22,7 @@ use crate::{
         pins::Pins,
     },
     devices::{self, Follower},
+    events::{self, Reporter},
     gc,
     health::{self, Health},
     healthcheck, host,
@@ -76,17 +77,31 @@ impl Agent {
         let status = SharedStatus::default();
         let problems = manifest::Problems::default();
         let sources = kube::SharedStatus::default();
+        let (findings_tx, findings_rx) = watch::channel(Vec::new());
+        let (faults_tx, faults_rx) = watch::channel(Vec::new());
+        let (events, messages) = Reporter::new(config.node_name.clone());
+        let origins = events::Origins::default();
+        let told = events::Inputs {
+            messages,
+            findings: findings_rx,
+            listeners: faults_rx.clone(),
+            origins: origins.clone(),
+        };
+        let sink = events::sink(cluster(config, &sources), &config.node_name);
+        self.parts.spawn("events", events::run(told, sink));
+        events.node("Starting", concat!("weir ", env!("CARGO_PKG_VERSION"), " starts"));
         let health = Health::new(
             Arc::clone(&status),
             Arc::clone(&problems),
             Arc::clone(&sources),
             matches!(config.source, SourceConfig::Manifests(_)),
         )
-        .late_after(config.late_after);
+        .late_after(config.late_after)
+        .with_listeners(faults_rx);
         // First of all, so that probes are answered while the rest starts.
         self.parts.spawn(
             "health server",
-            health::serve(config.healthz, config.hard_fail, health.clone()),
+            health::serve(config.healthz, config.hard_fail, events.clone(), health.clone()),
         );
 
         let (loaded, clock) = load(config).await?;
@@ -99,7 +114,8 @@ impl Agent {
             health.clone(),
             Arc::clone(&sources),
         )?;
-        let server = metrics::serve(config.metrics, config.hard_fail, metrics.clone());
+        let server =
+            metrics::serve(config.metrics, config.hard_fail, events.clone(), metrics.clone());
         self.parts.spawn("metrics server", server);
 
         let (node_tx, node_rx) = watch::channel(None);
@@ -118,8 +134,13 @@ impl Agent {
         let datapath = Box::new(KernelDatapath::new(Arc::clone(&pins)));
         let name = config.node_name.clone();
         let (checks_tx, checks_rx) = watch::channel(BTreeMap::new());
-        let outputs =
-            Outputs { node: node_tx, health_checks: checks_tx, observe: metrics.observer() };
+        let outputs = Outputs {
+            node: node_tx,
+            health_checks: checks_tx,
+            findings: findings_tx,
+            origins,
+            observe: metrics.observer(),
+        };
         let settings = config.settings.clone();
         let reconciler = Reconciler::new(datapath, name.clone(), status, settings, outputs);
         let checks = healthcheck::Inputs {
@@ -127,7 +148,6 @@ impl Agent {
             addresses: addresses_rx.clone(),
             node: node_rx.clone(),
         };
-        let (faults_tx, _faults_rx) = watch::channel(Vec::new());
         self.parts.spawn(
             "health check node ports",
             healthcheck::serve(checks, config.settings.clone(), health.clone(), faults_tx),
@@ -155,6 +175,16 @@ impl Agent {
         tracing::info!(startup_ms = started.elapsed().as_millis() as u64, "weir runs");
         Err(self.parts.first_end().await)
     }
+}
+
+/// How the cluster is reached, if there is one.
+fn cluster(
+    config: &Config,
+    sources: &kube::SharedStatus,
+) -> Option<(kube::KubeConfig, kube::SharedStatus)> {
+    let SourceConfig::Kubernetes(kubeconfig) = &config.source else { return None };
+    let client = kube::KubeConfig::new(kubeconfig.clone(), config.node_name.clone());
+    Some((client, Arc::clone(sources)))
 }
 
 /// Loads the programs, when all that they need is there: what cannot work is said before anything

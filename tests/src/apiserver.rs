@@ -1,6 +1,7 @@
 //! An API server for tests: lists, pages, watches, streamed initial lists, bookmarks, expiry, and
 //! faults on demand. HTTP/1.1 by hand, since a test wants to cut a stream in the middle of a line.
 
+mod events;
 mod http;
 mod store;
 
@@ -17,6 +18,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use self::{
+    events::Events,
     http::{Chunks, Request},
     store::{Selection, Store, kind_of},
 };
@@ -40,6 +42,7 @@ struct Shared {
     faults: Mutex<Faults>,
     changed: Condvar,
     requests: Mutex<Vec<String>>,
+    events: Mutex<Events>,
     /// Watches of an older generation break off.
     generation: Mutex<(u64, bool)>,
 }
@@ -119,6 +122,16 @@ impl ApiServer {
         self.shared.changed.notify_all();
     }
 
+    /// Events there are, in the order they were made.
+    pub fn events(&self) -> Vec<Value> {
+        lock(&self.shared.events).all()
+    }
+
+    /// Forgets the Events, as a server does with old ones.
+    pub fn forget_events(&self) {
+        *lock(&self.shared.events) = Events::default();
+    }
+
     /// Paths asked so far, with queries.
     pub fn requests(&self) -> Vec<String> {
         lock(&self.shared.requests).clone()
@@ -152,6 +165,7 @@ fn reason(code: u16) -> &'static str {
         401 => "Unauthorized",
         403 => "Forbidden",
         404 => "NotFound",
+        409 => "AlreadyExists",
         410 => "Expired",
         422 => "Invalid",
         504 => "Timeout",
@@ -167,6 +181,12 @@ fn answer(shared: &Shared, request: &Request, stream: &mut TcpStream) -> io::Res
     {
         let message = format!("{} is refused by the test", request.path);
         http::json(stream, code, &failure(code, reason(code), &message))?;
+        return Ok(true);
+    }
+    if let Some(answer) = lock(&shared.events).answer(request) {
+        let (code, body) =
+            answer.unwrap_or_else(|(code, message)| (code, failure(code, reason(code), &message)));
+        http::json(stream, code, &body)?;
         return Ok(true);
     }
     let Some(kind) = kind_of(&request.path) else {

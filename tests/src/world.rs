@@ -381,13 +381,26 @@ impl World {
 
     /// Starts `weir run` on a node with the cluster of this kubeconfig.
     pub fn start_in_cluster(&self, node: &str, kubeconfig: &str) -> Result<Agent> {
-        Agent::start_in_cluster(self, node, kubeconfig)
+        let mut agent = self.prepare_in_cluster(node, kubeconfig)?;
+        agent.launch()?;
+        Ok(agent)
     }
 
-    /// Starts `weir run` on a node with this configuration file, which says where objects come
-    /// from.
-    pub fn start_configured(&self, node: &str, config: &str) -> Result<Agent> {
-        Agent::start_configured(self, node, config)
+    /// The same, not started yet.
+    pub fn prepare_in_cluster(&self, node: &str, kubeconfig: &str) -> Result<Agent> {
+        Agent::in_cluster(self, node, kubeconfig)
+    }
+
+    /// An agent whose configuration file says where objects come from, not started yet.
+    pub fn prepare_with_config(&self, node: &str, config: &str) -> Result<Agent> {
+        Agent::configured(self, node, config)
+    }
+
+    /// An agent with these objects besides its Node, not started yet.
+    pub fn prepare(&self, node: &str, objects: &[serde_json::Value]) -> Result<Agent> {
+        let agent = Agent::prepare(self, node, &[])?;
+        agent.apply(objects)?;
+        Ok(agent)
     }
 
     /// The same with more flags.

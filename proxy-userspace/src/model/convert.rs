@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 pub use self::{
     node::{node, service_cidr},
     service::service,
-    slice::{slice, trigger_time},
+    slice::{service_of, slice, trigger_time},
 };
 use super::{Finding, ObjectKey, Protocol};
 

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{KINDS, Reconciler};
 use crate::{
+    events::Origin,
     model::{Finding, ObjectKey, Slice, convert},
     source::{Change, Event},
 };
@@ -83,10 +84,13 @@ impl Reconciler {
                 let key = convert::key(&object.metadata);
                 let mut findings = Vec::new();
                 let service = convert::service(&object, &mut findings);
+                let uid = object.metadata.uid.clone().unwrap_or_default();
+                self.originate("Service", &key, Some(Origin { uid, service: None }));
                 self.find("Service", &key, findings);
                 self.planner.set_service(key, service);
             }
             Change::Deleted(key) => {
+                self.originate("Service", &key, None);
                 self.find("Service", &key, Vec::new());
                 self.planner.set_service(key, None);
             }
@@ -109,7 +113,15 @@ impl Reconciler {
                 let mut findings = Vec::new();
                 let slice = convert::slice(&object, &mut findings);
                 let of = slice.as_ref().map(|slice| slice.service.clone());
-                let effective = self.put_slice(convert::key(&object.metadata), slice, findings);
+                let key = convert::key(&object.metadata);
+                let uid = object.metadata.uid.clone().unwrap_or_default();
+                let origin = Origin { uid, service: convert::service_of(&object) };
+                self.originate(
+                    "EndpointSlice",
+                    &key,
+                    Some(origin).filter(|_| !findings.is_empty()),
+                );
+                let effective = self.put_slice(key, slice, findings);
                 if let (true, Some(service), Some(at)) =
                     (effective, of, convert::trigger_time(&object))
                 {
@@ -117,6 +129,7 @@ impl Reconciler {
                 }
             }
             Change::Deleted(key) => {
+                self.originate("EndpointSlice", &key, None);
                 self.put_slice(key, None, Vec::new());
             }
         }

@@ -64,7 +64,8 @@ impl KubeConfig {
         self.client().await.map(drop)
     }
 
-    async fn client(&self) -> Result<(Client, String)> {
+    /// A client, and the host it asks.
+    pub(crate) async fn client(&self) -> Result<(Client, String)> {
         let mut config = match &self.kubeconfig {
             Some(path) => {
                 let file = Kubeconfig::read_from(path)
@@ -149,6 +150,12 @@ impl SourceStatus {
         let key = (code.to_owned(), "GET".to_owned(), self.host.clone());
         *self.requests.entry(key).or_default() += 1;
     }
+}
+
+/// Counts a request that was made elsewhere.
+pub(crate) fn count_request(status: &SharedStatus, code: &str, method: &str, host: &str) {
+    let key = (code.to_owned(), method.to_owned(), host.to_owned());
+    *lock(status).requests.entry(key).or_default() += 1;
 }
 
 /// A kind that is watched.
@@ -288,7 +295,7 @@ fn explain(error: &watcher::Error, name: &str) -> (String, String) {
 }
 
 /// The messages of an error and its causes.
-fn cause_chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn cause_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -11,11 +11,15 @@ use serde_json::{Value, json};
 /// A request.
 #[derive(Debug)]
 pub struct Request {
+    /// `GET`.
+    pub method: String,
     /// Path and query as sent.
     pub target: String,
     /// Path.
     pub path: String,
     query: BTreeMap<String, String>,
+    /// JSON, or null without a body.
+    pub body: Value,
 }
 
 impl Request {
@@ -53,26 +57,35 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Reads a request without a body; `None` at the end of the connection.
+/// Reads a request; `None` at the end of the connection.
 pub fn read(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
     let mut line = String::new();
     if reader.read_line(&mut line)? == 0 {
         return Ok(None);
     }
-    let target = line.split(' ').nth(1).unwrap_or("/").to_owned();
+    let mut words = line.split(' ').map(str::to_owned);
+    let method = words.next().unwrap_or_default();
+    let target = words.next().unwrap_or_else(|| "/".to_owned());
+    let mut length = 0;
     loop {
         line.clear();
         if reader.read_line(&mut line)? == 0 || line == "\r\n" {
             break;
         }
+        if let Some(("content-length", value)) = line.to_lowercase().split_once(':') {
+            length = value.trim().parse().unwrap_or(0);
+        }
     }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body)? };
     let (path, query) = target.split_once('?').unwrap_or((&target, ""));
     let query = query
         .split('&')
         .filter_map(|pair| pair.split_once('='))
         .map(|(name, value)| (decode(name), decode(value)))
         .collect();
-    Ok(Some(Request { path: path.to_owned(), query, target }))
+    Ok(Some(Request { method, path: path.to_owned(), query, target, body }))
 }
 
 /// A whole answer.

@@ -145,7 +145,8 @@ impl Cluster {
             };
             let kubeconfig = file("kubeconfig", server.kubeconfig())?;
             let config = file("config", configuration(own, &kubeconfig).to_string())?;
-            let agent = self.world.start_configured(name, &config)?;
+            let mut agent = self.world.prepare_with_config(name, &config)?;
+            agent.launch()?;
             self.agents.insert((*name).to_owned(), agent);
         }
         self.config = Some(own.clone());

@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -68,25 +68,23 @@ impl Agent {
         Ok(agent)
     }
 
-    /// The same with a cluster for a source instead of a directory.
-    pub(super) fn start_in_cluster(world: &World, node: &str, kubeconfig: &str) -> Result<Self> {
+    /// With a cluster for a source instead of a directory. It does not run yet.
+    pub(super) fn in_cluster(world: &World, node: &str, kubeconfig: &str) -> Result<Self> {
         let mut agent = Self::prepare(world, node, &[])?;
         let path = agent.manifests.join("kubeconfig");
         fs::write(&path, kubeconfig)?;
         agent.source = ["--kubeconfig".into(), path];
-        agent.launch()?;
         Ok(agent)
     }
 
-    /// The same with a configuration file that names the source.
-    pub(super) fn start_configured(world: &World, node: &str, config: &str) -> Result<Self> {
+    /// With a configuration file that says where objects come from. It does not run yet.
+    pub(super) fn configured(world: &World, node: &str, config: &str) -> Result<Self> {
         let mut agent = Self::prepare(world, node, &[])?;
         agent.source = ["--config".into(), config.into()];
-        agent.launch()?;
         Ok(agent)
     }
 
-    fn prepare(world: &World, node: &str, flags: &[&str]) -> Result<Self> {
+    pub(super) fn prepare(world: &World, node: &str, flags: &[&str]) -> Result<Self> {
         let place = world.place(node);
         let manifests = world.dir.join(format!("{node}-manifests"));
         fs::create_dir_all(&manifests)?;
@@ -150,11 +148,16 @@ impl Agent {
         Ok(())
     }
 
-    /// GET from its health server: status and body.
+    /// GET from one of its servers on loopback: status and body.
     pub fn get(&self, port: u16, path: &str) -> Result<(u16, String)> {
+        self.get_at("127.0.0.1", port, path)
+    }
+
+    /// GET at an address of its node.
+    pub fn get_at(&self, host: &str, port: u16, path: &str) -> Result<(u16, String)> {
+        let address = SocketAddr::new(host.parse()?, port);
         let path = path.to_owned();
         self.netns().enter(move || -> Result<(u16, String)> {
-            let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
             let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
             stream.set_read_timeout(Some(Duration::from_secs(2)))?;
             write!(stream, "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;

@@ -29,6 +29,13 @@ fn endpoint_fault(ip: &IpAddr, ipv4: bool) -> Option<&'static str> {
     Some(fault)
 }
 
+/// The Service that a slice belongs to, by its label.
+pub fn service_of(object: &EndpointSlice) -> Option<ObjectKey> {
+    let labels = object.metadata.labels.as_ref();
+    let name = labels.and_then(|l| l.get(SERVICE_NAME)).filter(|name| !name.is_empty())?;
+    Some(ObjectKey { namespace: key(&object.metadata).namespace, name: name.clone() })
+}
+
 /// A slice, or `None` if it belongs to no Service or is hidden from proxies.
 pub fn slice(object: &EndpointSlice, findings: &mut Vec<Finding>) -> Option<Slice> {
     let key = key(&object.metadata);
@@ -36,16 +43,13 @@ pub fn slice(object: &EndpointSlice, findings: &mut Vec<Finding>) -> Option<Slic
         return None;
     }
     let mut report = Report { kind: "EndpointSlice", object: &key, findings };
-    let labels = object.metadata.labels.as_ref();
-    let name = labels.and_then(|l| l.get(SERVICE_NAME)).filter(|name| !name.is_empty());
-    let Some(name) = name else {
+    let Some(service) = service_of(object) else {
         report.add(
             format!("metadata.labels[{SERVICE_NAME}]"),
             "missing or empty: it is not known whose slice this is; skipped",
         );
         return None;
     };
-    let service = ObjectKey { namespace: key.namespace.clone(), name: name.clone() };
     let ipv4 = match object.address_type.as_str() {
         "IPv4" => true,
         "IPv6" => false,
