@@ -316,8 +316,8 @@ fn conformance_119_120_ranges_are_those_of_one_service_and_of_new_flows() {
     let closed = Service::new("closed", 2).with(&endpoints(&world, &["p1b"]));
     // On the address of the closed one, with another port.
     open[0]["status"]["loadBalancer"]["ingress"] = json!([{"ip": "10.8.0.2"}]);
-    for i in 0..2 {
-        open[0]["spec"]["ports"][i]["port"] = 81.into();
+    for port in open[0]["spec"]["ports"].as_array_mut().unwrap() {
+        port["port"] = 81.into();
     }
     let objects = |ranges: Value| {
         [open.clone(), with_spec(&closed, &json!({"loadBalancerSourceRanges": ranges}))].concat()

@@ -32,7 +32,7 @@ fn document() -> PathBuf {
     root().join("docs/conformance.md")
 }
 
-/// Where a full run leaves its results for [`write`].
+/// Where a full run leaves its results for [`write()`].
 fn results_file() -> PathBuf {
     root().join("target/test-results.txt")
 }

@@ -48,7 +48,7 @@ pub fn probed(want: &Probed, got: &Tally, client: &str, who: Who) -> Result<(), 
     let failed: u64 = got.fails.values().sum();
     let names: BTreeSet<&str> = got.said.iter().map(|(said, _)| said.who.as_str()).collect();
     if want.compare.as_deref() == Some("any") {
-        return if (answered > 0) == !want.answers.is_empty() {
+        return if (answered == 0) == want.answers.is_empty() {
             Ok(())
         } else {
             Err(format!("answered {answered}, failed {:?}", got.fails))

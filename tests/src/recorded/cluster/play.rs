@@ -33,11 +33,13 @@ fn udp(proto: &str) -> bool {
 impl Cluster {
     pub(super) fn step(&mut self, step: &Step, all: &[Step]) -> Result<()> {
         match step {
-            Step::Apply(objects) => objects.iter().for_each(|object| self.create(object)),
+            Step::Apply(objects) => {
+                objects.iter().for_each(|object| self.create(object));
+            }
             Step::Delete(names) => {
                 for name in names {
                     let delete = |s: &crate::apiserver::ApiServer| {
-                        s.delete(&name.kind, &name.namespace, &name.name)
+                        s.delete(&name.kind, &name.namespace, &name.name);
                     };
                     self.servers.iter().for_each(delete);
                 }
@@ -350,9 +352,9 @@ impl Cluster {
     fn restart(&mut self, node: &str, kill: bool, down_s: f64) -> Result<()> {
         let agent = self.agent(node)?;
         if kill {
-            agent.kill()?
+            agent.kill()?;
         } else {
-            agent.stop()?
+            agent.stop()?;
         }
         thread::sleep(Duration::from_secs_f64(down_s));
         // Not until it is ready: the API server may be away.
