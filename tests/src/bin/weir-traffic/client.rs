@@ -113,6 +113,16 @@ pub fn set<T>(fd: &impl AsRawFd, option: i32, value: &T) -> io::Result<()> {
     if ret == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// listen(2) once more, for a longer queue.
+pub fn widen(listener: &impl AsRawFd, queue: i32) -> io::Result<()> {
+    // SAFETY: a live descriptor.
+    if unsafe { libc::listen(listener.as_raw_fd(), queue) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 fn with_sockaddr(
     address: SocketAddr,
     act: impl FnOnce(*const libc::sockaddr, libc::socklen_t) -> i32,

@@ -10,7 +10,12 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use weir_tests::traffic::{Bulk, pattern};
 
-use crate::client::set;
+use crate::client::{set, widen};
+
+/// Connections that may wait. The standard library's 128 are fewer than many clients open at once
+/// on a busy machine; one more is then not refused but loses its first packets, which takes the
+/// client seconds to get over.
+const QUEUE: i32 = 4_096;
 
 /// Answers at these addresses until killed.
 pub fn serve(name: &str, listen: &[SocketAddr]) -> Result<()> {
@@ -29,6 +34,7 @@ pub fn serve(name: &str, listen: &[SocketAddr]) -> Result<()> {
 /// Answers TCP clients from now on.
 pub fn listen_tcp(name: &str, address: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("listen on {address}"))?;
+    widen(&listener, QUEUE).context("lengthen the accept queue")?;
     let name = name.to_owned();
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
