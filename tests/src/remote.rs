@@ -20,6 +20,9 @@ pub struct Probe {
     pub udp: bool,
     /// Attempts.
     pub count: u32,
+    /// Whether an attempt that nobody answers is made once more, from another port.
+    #[serde(default)]
+    pub again: bool,
     /// Length of a question.
     #[serde(default)]
     pub request_bytes: usize,

@@ -212,7 +212,10 @@ fn probe(probes: &[Probe], at_once: usize, timeout_ms: u64, gap: Duration) -> Ve
                     let mut ask = ask_for(probe.to, probe.udp, timeout_ms);
                     ask.request_bytes = probe.request_bytes;
                     ask.reply_bytes = probe.reply_bytes;
-                    let outcome = attempt(&ask);
+                    let mut outcome = attempt(&ask);
+                    if probe.again && outcome.as_ref().is_err_and(|fail| fail == "timeout") {
+                        outcome = attempt(&ask);
+                    }
                     sums[i].lock().unwrap_or_else(PoisonError::into_inner).add(outcome);
                     thread::sleep(gap);
                 }
