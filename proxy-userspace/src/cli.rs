@@ -1,8 +1,13 @@
 //! The command line.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::explain::Destination;
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, or stopped by a signal; 1 failed, with one line `error: …` on standard error; \
@@ -33,6 +38,12 @@ pub enum Command {
     Backends(Inspect),
     /// List flows, as the maps have them.
     Flows(Flows),
+    /// Say what the node does with a new connection, and why.
+    ///
+    /// A packet is given to the program that runs on the devices, or, for a process of the node, a
+    /// connection is made under the socket programs; nothing leaves the node, and no flow stays.
+    /// It is counted like any other packet.
+    Explain(Explain),
     /// Detach the programs and remove the pins of this node. The agent must have stopped.
     Cleanup(Cleanup),
 }
@@ -163,6 +174,31 @@ pub struct Flows {
     /// At most this many; 0: all.
     #[arg(long, default_value_t = 1_000, value_name = "N")]
     pub limit: usize,
+}
+
+/// `weir explain`.
+#[derive(Args, Clone, Debug)]
+pub struct Explain {
+    /// Common.
+    #[command(flatten)]
+    pub inspect: Inspect,
+    /// Address of the client. An address of this node means a process of it.
+    #[arg(value_name = "SRC")]
+    pub source: IpAddr,
+    /// Where to, such as 10.96.0.10:80/TCP or [fd00::a]:53/UDP.
+    #[arg(value_name = "DST:PORT/PROTO")]
+    pub destination: Destination,
+    /// Device that the client's packets come in by [default: the one the route to it leaves by]
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
+    /// Metrics address of the agent, which knows why endpoints are used or not.
+    #[arg(
+        long,
+        env = "WEIR_METRICS_BIND_ADDRESS",
+        value_name = "ADDR",
+        default_value = "127.0.0.1:10249"
+    )]
+    pub agent: SocketAddr,
 }
 
 /// `weir cleanup`.

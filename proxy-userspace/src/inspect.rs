@@ -28,7 +28,11 @@ use crate::{
 };
 
 /// Prints JSON, or the table.
-fn print<T: Serialize>(output: Output, rows: &T, table: impl FnOnce(&T) -> String) -> Result<()> {
+pub fn print<T: Serialize>(
+    output: Output,
+    rows: &T,
+    table: impl FnOnce(&T) -> String,
+) -> Result<()> {
     match output {
         Output::Json => output::print(&format!("{}\n", serde_json::to_string_pretty(rows)?)),
         Output::Table => output::print(&table(rows)),

@@ -6,7 +6,7 @@ use clap::Parser as _;
 use proxy_userspace::{
     cli::{Cli, Command, Run},
     config::Config,
-    inspect, run,
+    explain, inspect, run,
 };
 
 fn main() -> ExitCode {
@@ -26,6 +26,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::Services(flags) => inspect::services(&flags),
         Command::Backends(flags) => inspect::backends(&flags),
         Command::Flows(flags) => inspect::flows(&flags),
+        Command::Explain(flags) => explain::explain(&flags),
         Command::Cleanup(flags) => inspect::cleanup(&flags),
     }
 }

@@ -352,17 +352,19 @@ impl Inner {
     }
 }
 
-/// The metrics server.
+/// The metrics server; it also answers what `more` does.
 pub async fn serve(
     address: SocketAddr,
     hard_fail: bool,
     events: Reporter,
     metrics: Metrics,
+    more: Router,
 ) -> Result<()> {
     let router = Router::new()
         .route("/metrics", get(async move || scrape(&metrics)))
         .route("/healthz", get(async || http::text("ok")))
-        .route("/proxyMode", get(async || http::text("ebpf")));
+        .route("/proxyMode", get(async || http::text("ebpf")))
+        .merge(more);
     let reason = "FailedToStartMetricServer";
     let listen = http::Listen { what: "metrics server", address, hard_fail, reason, events };
     http::serve(listen, router).await

@@ -29,7 +29,10 @@ use crate::{
     family::{Family, V4, V6},
     model::{Finding, Node, NodeAddresses, ObjectKey, Service, ServicePort, Sources, World},
     settings::Settings,
-    topology::{self, Place},
+    topology::{
+        self, Place,
+        reasons::{self, ServiceReasons},
+    },
 };
 
 /// A service port: Service and port name.
@@ -278,6 +281,13 @@ impl Planner {
     /// Health checks of all Services that have one.
     pub fn health_checks(&self) -> &BTreeMap<ObjectKey, HealthCheck> {
         &self.health_checks
+    }
+
+    /// Why the endpoints of a Service are used or not.
+    pub fn reasons(&self, key: &ObjectKey) -> Option<ServiceReasons> {
+        let service = self.world.services.get(key)?;
+        let place = place(&self.node_name, self.world.node.as_ref());
+        Some(reasons::explain(service, || self.world.slices_of(key), place))
     }
 
     /// Addresses of front ends that are gone, kept for the flows that still end there.

@@ -15,7 +15,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 
@@ -28,6 +28,7 @@ use crate::{
     plan::{HealthCheck, Planner, Usage},
     settings::Settings,
     source::Event,
+    topology::reasons::ServiceReasons,
 };
 
 /// Kinds of objects that must have listed before anything is written: Service, EndpointSlice,
@@ -99,6 +100,16 @@ pub struct Inputs {
     pub addresses: watch::Receiver<Option<NodeAddresses>>,
     /// From flow expiry: front-end addresses that live flows use.
     pub addresses_in_use: mpsc::Receiver<HashSet<IpAddr>>,
+    /// From people.
+    pub questions: mpsc::Receiver<Question>,
+}
+
+/// Why the endpoints of a Service are used or not.
+pub struct Question {
+    /// Which.
+    pub service: ObjectKey,
+    /// Where to; `None`: there is no such Service, or it is not proxied.
+    pub answer: oneshot::Sender<Option<ServiceReasons>>,
 }
 
 /// See the module.
@@ -169,6 +180,11 @@ impl Reconciler {
                 in_use = inputs.addresses_in_use.recv() => {
                     let Some(in_use) = in_use else { return };
                     self.release(&in_use);
+                }
+                Some(question) = inputs.questions.recv() => {
+                    // Whoever asked may have gone; that is their affair.
+                    let _ = question.answer.send(self.planner.reasons(&question.service));
+                    continue;
                 }
                 _ = timeout(due, std::future::pending::<()>()) => {}
             }

@@ -21,6 +21,7 @@ use crate::{
         loader::{self, Loaded},
         pins::Pins,
     },
+    debug,
     devices::{self, Follower},
     events::{self, Reporter},
     gc,
@@ -35,6 +36,9 @@ use crate::{
 
 /// Events that may wait in memory; more wait in the source.
 const EVENT_QUEUE: usize = 1_024;
+
+/// People's questions that may wait.
+const QUESTIONS: usize = 8;
 
 /// A flow table so full is worth a warning: what comes next is connections without a place.
 const CROWDED_PERCENT: u64 = 80;
@@ -114,8 +118,14 @@ impl Agent {
             health.clone(),
             Arc::clone(&sources),
         )?;
-        let server =
-            metrics::serve(config.metrics, config.hard_fail, events.clone(), metrics.clone());
+        let (questions_tx, questions_rx) = mpsc::channel(QUESTIONS);
+        let server = metrics::serve(
+            config.metrics,
+            config.hard_fail,
+            events.clone(),
+            metrics.clone(),
+            debug::router(questions_tx),
+        );
         self.parts.spawn("metrics server", server);
 
         let (node_tx, node_rx) = watch::channel(None);
@@ -152,8 +162,12 @@ impl Agent {
             "health check node ports",
             healthcheck::serve(checks, config.settings.clone(), health.clone(), faults_tx),
         );
-        let inputs =
-            Inputs { events: events_rx, addresses: addresses_rx, addresses_in_use: in_use_rx };
+        let inputs = Inputs {
+            events: events_rx,
+            addresses: addresses_rx,
+            addresses_in_use: in_use_rx,
+            questions: questions_rx,
+        };
         self.parts.spawn("reconciler", async move {
             reconciler.run(inputs).await;
             Ok(())

@@ -1,5 +1,7 @@
 //! Which endpoints of a service port count, and for whom. Pure.
 
+pub mod reasons;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,

@@ -100,6 +100,8 @@ const TIERS: &[Tier] = &[
             "capabilities",
             "--test",
             "health",
+            "--test",
+            "explain",
         ]],
         threads: "2",
         root: true,

@@ -9,7 +9,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -101,6 +101,7 @@ impl Attacher {
             programs.insert(name, loaded.program(name)?);
         }
         let (ebpf, paths, pins, lock) = loaded.into_parts();
+        pin_program(&paths, PROBED, programs[PROBED].as_fd())?;
         Ok((Self { ebpf, paths, programs, mode }, pins, LockGuard { _lock: lock }))
     }
 
@@ -260,6 +261,28 @@ impl Attacher {
         }
         Ok(())
     }
+}
+
+/// The program that `weir explain` runs. It needs a pin: to open a program by its number takes
+/// CAP_SYS_ADMIN, which the agent and people in its container do not have.
+pub const PROBED: &str = "tc_ingress";
+
+/// Pins a program in place of the one of an earlier agent.
+fn pin_program(paths: &PinPaths, name: &str, program: BorrowedFd<'_>) -> Result<(), LoadError> {
+    let error = |path: &Path| {
+        let path = path.to_owned();
+        move |source| LoadError::Path { path, source }
+    };
+    let directory = paths.programs();
+    fs::create_dir_all(&directory).map_err(error(&directory))?;
+    let path = directory.join(name);
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            return Err(error(&path)(source));
+        }
+        _ => {}
+    }
+    sys::obj_pin(program, &path).map_err(error(&path))
 }
 
 /// Keeps other agents away while it lives.

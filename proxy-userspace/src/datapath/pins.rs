@@ -77,6 +77,11 @@ impl PinPaths {
         self.maps().join(name)
     }
 
+    /// Directory of program pins.
+    pub fn programs(&self) -> PathBuf {
+        self.root.join("programs")
+    }
+
     /// Directory of link pins.
     pub fn links(&self) -> PathBuf {
         self.root.join("links")
@@ -213,6 +218,26 @@ impl Pins {
     /// What `tc_clock` last wrote.
     pub fn clock(&self) -> io::Result<ClockRow> {
         sys::lookup(self.clock.as_fd(), &0u32)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Row of `NAMES`.
+    pub fn name(&self, id: u32) -> io::Result<Option<NameRow>> {
+        sys::lookup(self.names.as_fd(), &id)
+    }
+
+    /// Row of `DEVICES`.
+    pub fn device(&self, ifindex: u32) -> io::Result<Option<DeviceRow>> {
+        sys::lookup(self.devices.as_fd(), &ifindex)
+    }
+
+    /// Rows of `COUNTERS` as one CPU has them.
+    pub fn counters_of(&self, cpu: usize) -> io::Result<Vec<(Counter, u64)>> {
+        let cpus = aya::util::nr_cpus().map_err(|(_, error)| error)?;
+        let value = |counter: Counter| -> io::Result<u64> {
+            let values = sys::lookup_per_cpu(self.counters.as_fd(), counter as u32, cpus)?;
+            Ok(values.get(cpu).copied().unwrap_or(0))
+        };
+        Counter::ALL.iter().map(|counter| Ok((*counter, value(*counter)?))).collect()
     }
 
     /// Rows of `NAMES`.

@@ -6,8 +6,10 @@
 #![expect(unsafe_code, reason = "the one file of the agent that talks to the kernel by hand")]
 
 mod batch;
+mod probe;
 
 pub use batch::{delete_batch, for_each_chunk, update_batch};
+pub use probe::{repair, socket_cookie, stay_on_cpu, test_run};
 
 use std::{
     ffi::CString,

@@ -34,7 +34,7 @@ pub fn cleanup(flags: &Cleanup) -> Result<()> {
     clsact::remove();
     // Links first: a program without its maps' pins still works, maps without programs do not.
     let mut removed = 0;
-    for directory in [paths.links(), paths.maps()] {
+    for directory in [paths.links(), paths.programs(), paths.maps()] {
         removed += remove_pins(&directory)?;
     }
     fs::remove_dir(&paths.root).with_context(|| format!("remove {}", paths.root.display()))?;

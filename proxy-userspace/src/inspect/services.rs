@@ -82,7 +82,8 @@ fn family<F: Family>(snapshot: &Snapshot, names: &Names) -> Vec<Service> {
         .collect()
 }
 
-fn kinds(flags: u32) -> Vec<&'static str> {
+/// What a front end is, by the flags of its row.
+pub fn kinds(flags: u32) -> Vec<&'static str> {
     labels(
         flags,
         &[

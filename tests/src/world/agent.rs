@@ -211,9 +211,10 @@ impl Agent {
         }
     }
 
-    /// Runs another `weir` command on this node.
+    /// Runs another `weir` command on this node, as one of its processes.
     pub fn weir(&self, args: &[&str]) -> Result<String> {
-        run(self.netns().command(weir_binary(), None).args(args).arg("--bpffs").arg(&self.bpffs))
+        let mut command = self.netns().command(weir_binary(), Some(&self.cgroup));
+        run(command.args(args).arg("--bpffs").arg(&self.bpffs))
     }
 
     /// Any command on this node.
