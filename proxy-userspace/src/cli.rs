@@ -1,8 +1,10 @@
 //! The command line.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::kubeproxy::Given;
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, or stopped by a signal; 1 failed, with one line `error: …` on standard error; \
@@ -15,6 +17,24 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Reads the arguments of this process; ends it if they are wrong. Names of flags may have `_`
+    /// for `-`, as kube-proxy's may.
+    pub fn from_process() -> Self {
+        Self::parse_from(std::env::args_os().map(dashed))
+    }
+}
+
+fn dashed(argument: OsString) -> OsString {
+    let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
+        return argument;
+    };
+    match text.split_once('=') {
+        Some((name, value)) => format!("{}={value}", name.replace('_', "-")).into(),
+        None => text.replace('_', "-").into(),
+    }
 }
 
 /// Subcommands.
@@ -58,12 +78,12 @@ pub struct Run {
     pub kubeconfig: Option<PathBuf>,
     /// kube-proxy's configuration file (KubeProxyConfiguration). It decides about the API server,
     /// addresses, NodePorts, who is a local client, timeouts and logs; of the flags for these,
-    /// only --node-name, --manifests and those for logs count beside it.
+    /// only --manifests, --master, those for the node's name and those for logs count beside it.
     #[arg(long, env = "WEIR_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Name of this node, as its Node object has it [default: NODE_NAME, else the host name; in
     /// lower case]
-    #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME", alias = "hostname-override")]
+    #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME", conflicts_with = "hostname-override")]
     pub node_name: Option<String>,
     /// Pins.
     #[command(flatten)]
@@ -81,12 +101,12 @@ pub struct Run {
     /// Answer NodePorts on 127.0.0.0/8 and ::1 for processes of this node [default: true]
     #[arg(long, env = "WEIR_LOCALHOST_NODEPORTS", value_name = "BOOL")]
     pub localhost_nodeports: Option<bool>,
-    /// Address of /healthz, /livez and /readyz [default: 0.0.0.0:10256]
+    /// Address of /healthz, /livez and /readyz; empty: none [default: 0.0.0.0:10256]
     #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", value_name = "ADDR")]
-    pub healthz_bind_address: Option<SocketAddr>,
-    /// Address of /metrics and /proxyMode [default: 127.0.0.1:10249]
+    pub healthz_bind_address: Option<String>,
+    /// Address of /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
     #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", value_name = "ADDR")]
-    pub metrics_bind_address: Option<SocketAddr>,
+    pub metrics_bind_address: Option<String>,
     /// Rows of the service, address and backend tables, each per family.
     #[arg(long, env = "WEIR_MAX_SERVICES", default_value_t = 65_536, value_name = "ROWS",
           value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
@@ -100,11 +120,14 @@ pub struct Run {
           value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
     pub max_flows: u32,
     /// Log format [default: text]
-    #[arg(long, env = "WEIR_LOG_FORMAT", value_enum, alias = "logging-format")]
+    #[arg(long, env = "WEIR_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
     /// What to log: a level, or directives as RUST_LOG takes them [default: info]
     #[arg(long, env = "WEIR_LOG_LEVEL", value_name = "LEVEL")]
     pub log_level: Option<String>,
+    /// kube-proxy's.
+    #[command(flatten)]
+    pub kube_proxy: Given,
 }
 
 /// How TC programs are attached.

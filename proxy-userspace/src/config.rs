@@ -6,20 +6,24 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
+use axum::http::Uri;
 use proxy_common::flow::Timeouts;
+use serde_json::Value;
 
 use crate::{
-    cli::{LogFormat, Run, Tc},
+    cli::{Run, Tc},
     datapath::{
         attach::{TcMode, kernel_mode},
         layout::Sizes,
     },
-    health,
-    kubeproxy::{self, Effective, Host},
+    kubeproxy::{self, Host, Loaded},
     net::UplinkPatterns,
     settings::{Behaviour, Settings},
     telemetry::Log,
 };
+
+mod decide;
 
 /// Default address of the health server.
 pub const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 10_256);
@@ -31,8 +35,13 @@ pub const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST),
 pub enum SourceConfig {
     /// A directory.
     Manifests(PathBuf),
-    /// A cluster; `None`: the one we run in.
-    Kubernetes(Option<PathBuf>),
+    /// A cluster; without either, the one we run in.
+    Kubernetes {
+        /// How it is reached.
+        kubeconfig: Option<PathBuf>,
+        /// The API server, instead of the kubeconfig's.
+        server: Option<String>,
+    },
 }
 
 /// A validated configuration: what the agent runs with, nothing left open.
@@ -56,10 +65,10 @@ pub struct Config {
     pub settings: Settings,
     /// What the programs are told.
     pub behaviour: Behaviour,
-    /// Address of the health server.
-    pub healthz: SocketAddr,
-    /// Address of the metrics server.
-    pub metrics: SocketAddr,
+    /// Address of the health server; `None`: there is none.
+    pub healthz: Option<SocketAddr>,
+    /// Address of the metrics server; `None`: there is none.
+    pub metrics: Option<SocketAddr>,
     /// A server that cannot have its port ends the agent.
     pub hard_fail: bool,
     /// A change that waits so long makes the proxy unhealthy.
@@ -72,6 +81,8 @@ pub struct Config {
     pub warnings: Vec<String>,
     /// To be said at the start, of less weight.
     pub notes: Vec<String>,
+    /// What has been configured, with all defaults, as a file would say it.
+    pub document: Value,
 }
 
 /// Everything that is wrong with the flags.
@@ -88,7 +99,10 @@ fn default_node_name() -> Option<String> {
 /// What is wrong with a node name: it must be a DNS subdomain (RFC 1123), as Node names are.
 fn node_name_fault(name: &str) -> Option<String> {
     if name.is_empty() {
-        return Some("--node-name is blank: give the name of this node's Node object".to_owned());
+        return Some(
+            "--node-name or --hostname-override is blank: give the name of this node's Node object"
+                .to_owned(),
+        );
     }
     let label = |label: &str| {
         !label.is_empty()
@@ -97,7 +111,7 @@ fn node_name_fault(name: &str) -> Option<String> {
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
     let valid = name.len() <= 253 && name.split('.').all(label);
-    (!valid).then(|| format!("--node-name `{name}`: no Node can have this name"))
+    (!valid).then(|| format!("node name `{name}`: no Node can have this name"))
 }
 
 fn device_fault(pattern: &str) -> Option<String> {
@@ -112,13 +126,14 @@ fn device_fault(pattern: &str) -> Option<String> {
 }
 
 /// What is wrong with the addresses of the two servers. A wildcard takes the port on every address.
-fn server_faults(healthz: SocketAddr, metrics: SocketAddr) -> Vec<String> {
+fn server_faults(healthz: Option<SocketAddr>, metrics: Option<SocketAddr>) -> Vec<String> {
     let mut faults = Vec::new();
     for (flag, address) in [("healthz", healthz), ("metrics", metrics)] {
-        if address.port() == 0 {
+        if let Some(address) = address.filter(|address| address.port() == 0) {
             faults.push(format!("--{flag}-bind-address {address}: give a port"));
         }
     }
+    let (Some(healthz), Some(metrics)) = (healthz, metrics) else { return faults };
     let wildcard = healthz.ip().is_unspecified() || metrics.ip().is_unspecified();
     if healthz.port() == metrics.port() && (wildcard || healthz.ip() == metrics.ip()) {
         faults.push(format!(
@@ -129,60 +144,16 @@ fn server_faults(healthz: SocketAddr, metrics: SocketAddr) -> Vec<String> {
     faults
 }
 
-/// What the flags say about that which a file would decide.
-fn of_flags(run: &Run) -> Effective {
-    Effective {
-        node_name: None,
-        kubeconfig: run.kubeconfig.clone(),
-        healthz: run.healthz_bind_address.unwrap_or(HEALTHZ),
-        metrics: run.metrics_bind_address.unwrap_or(METRICS),
-        hard_fail: false,
-        late_after: health::TIMEOUT,
-        log_format: LogFormat::Text,
-        log_level: "info",
-        settings: Settings::default(),
-        behaviour: Behaviour {
-            loopback: [run.localhost_nodeports.unwrap_or(true); 2],
-            ..Behaviour::default()
-        },
-        timeouts: Timeouts::SECONDS,
-        host: None,
-        warnings: Vec::new(),
-        notes: Vec::new(),
-    }
-}
-
-/// Flags that were given although the file decides.
-fn ignored_beside_a_file(run: &Run) -> Vec<String> {
-    [
-        ("--kubeconfig", run.kubeconfig.is_some()),
-        ("--healthz-bind-address", run.healthz_bind_address.is_some()),
-        ("--metrics-bind-address", run.metrics_bind_address.is_some()),
-        ("--localhost-nodeports", run.localhost_nodeports.is_some()),
-    ]
-    .into_iter()
-    .filter(|(_, given)| *given)
-    .map(|(flag, _)| format!("{flag} is ignored: --config decides"))
-    .collect()
-}
-
 impl Config {
     /// Checks the flags.
     pub fn new(run: Run) -> Result<(Self, Log), ConfigError> {
         let mut faults = Vec::new();
-        let file = run.config.as_deref().map(kubeproxy::load).transpose().unwrap_or_else(|error| {
-            faults.push(format!("--config {:#}", anyhow::Error::new(error)));
-            None
+        let (loaded, kubeconfig_name) = decide::decided(&run).unwrap_or_else(|found| {
+            faults.extend(found);
+            // Something to go on with, for further faults to be found.
+            (kubeproxy::nothing(), "--kubeconfig")
         });
-        let kubeconfig_name =
-            if file.is_some() { "clientConnection.kubeconfig" } else { "--kubeconfig" };
-        let mut decided = match file {
-            Some(mut decided) => {
-                decided.warnings.extend(ignored_beside_a_file(&run));
-                decided
-            }
-            None => of_flags(&run),
-        };
+        let Loaded { effective: mut decided, document } = loaded;
         let format = run.log_format.unwrap_or(decided.log_format);
         let level = run.log_level.as_deref().unwrap_or(decided.log_level);
         let log = match Log::new(format, level) {
@@ -211,12 +182,21 @@ impl Config {
         let devices = if run.devices == [""] { Vec::new() } else { run.devices };
         faults.extend(devices.iter().filter_map(|pattern| device_fault(pattern)));
         faults.extend(server_faults(decided.healthz, decided.metrics));
+        let master = run.kube_proxy.get("master").filter(|text| !text.is_empty());
+        if let Some(text) = master
+            && text.parse::<Uri>().ok().and_then(|uri| Some(uri.host()?.to_owned())).is_none()
+        {
+            faults.push(format!("--master `{text}`: want an address like https://10.0.0.1:6443"));
+        }
         let Some(log) = log.filter(|_| faults.is_empty()) else {
             return Err(ConfigError(faults));
         };
         let source = match run.manifests {
             Some(dir) => SourceConfig::Manifests(dir),
-            None => SourceConfig::Kubernetes(decided.kubeconfig),
+            None => SourceConfig::Kubernetes {
+                kubeconfig: decided.kubeconfig,
+                server: master.map(str::to_owned),
+            },
         };
         let tc = match run.tc {
             Tc::Auto => kernel_mode(),
@@ -247,91 +227,16 @@ impl Config {
             host: decided.host,
             warnings: decided.warnings,
             notes: decided.notes,
+            document,
         };
         Ok((config, log))
+    }
+
+    /// The configuration as it holds, defaults included, as a file.
+    pub fn to_yaml(&self) -> anyhow::Result<String> {
+        serde_saphyr::to_string(&self.document).context("write the configuration as YAML")
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cli::{Cli, Command};
-    use clap::Parser as _;
-
-    fn config(flags: &[&str]) -> Result<Config, ConfigError> {
-        let Command::Run(run) = Cli::parse_from(["weir", "run"].iter().chain(flags)).command else {
-            unreachable!("the command is run");
-        };
-        Config::new(*run).map(|(config, _)| config)
-    }
-
-    fn faults(flags: &[&str]) -> String {
-        config(flags).map(|_| String::new()).unwrap_or_else(|error| error.to_string())
-    }
-
-    #[test]
-    fn node_names_are_trimmed_and_lowered() {
-        assert_eq!(config(&["--node-name", " Node1.example "]).unwrap().node_name, "node1.example");
-    }
-
-    #[test]
-    fn node_names_that_no_node_can_have_are_faults() {
-        for name in ["a,b", "a b", "-a", "a..b", "node_1", &"a".repeat(254)] {
-            let flag = format!("--node-name={name}");
-            assert!(faults(&[&flag]).contains("no Node can have this name"), "{name}");
-        }
-    }
-
-    #[test]
-    fn every_fault_is_reported_with_the_flag_s_name() {
-        let text = faults(&[
-            "--node-name",
-            " ",
-            "--manifests",
-            "/nonexistent",
-            "--devices",
-            "eth*0,a",
-            "--healthz-bind-address",
-            "127.0.0.1:0",
-            "--log-level",
-            "a=b=c",
-            "--metrics-bind-address",
-            "127.0.0.1:0",
-        ]);
-        for part in [
-            "--node-name is blank",
-            "--log-level a=b=c",
-            "--manifests /nonexistent: not a directory",
-            "--devices `eth*0`",
-            "--healthz-bind-address 127.0.0.1:0: give a port",
-            "--metrics-bind-address 127.0.0.1:0: give a port",
-            "in each other's way",
-        ] {
-            assert!(text.contains(part), "{part}: {text}");
-        }
-        assert!(!text.contains("`a`"), "{text}");
-    }
-
-    #[test]
-    fn servers_share_a_port_only_on_different_addresses() {
-        let address = |text: &str| text.parse().unwrap();
-        for (healthz, metrics, faults) in [
-            ("0.0.0.0:10256", "127.0.0.1:10249", 0),
-            ("10.0.0.1:10256", "127.0.0.1:10256", 0),
-            ("127.0.0.1:10256", "127.0.0.1:10256", 1),
-            ("0.0.0.0:10256", "127.0.0.1:10256", 1),
-            // One wildcard socket answers both families.
-            ("0.0.0.0:10256", "[::1]:10256", 1),
-            ("[::]:10256", "127.0.0.1:10256", 1),
-        ] {
-            let found = server_faults(address(healthz), address(metrics));
-            assert_eq!(found.len(), faults, "{healthz} {metrics}");
-        }
-    }
-
-    #[test]
-    fn a_variable_set_to_nothing_says_nothing() {
-        let config = config(&["--node-name", "a", "--devices", ""]).unwrap();
-        assert_eq!(config.uplinks, UplinkPatterns::default());
-    }
-}
+mod tests;

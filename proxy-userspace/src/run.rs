@@ -67,13 +67,7 @@ impl Agent {
     /// Starts everything and waits for the first part that ends, which none should.
     async fn serve(&mut self, config: &Config) -> Result<()> {
         let started = Instant::now();
-        config.notes.iter().for_each(|note| tracing::info!("{note}"));
-        config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        if let Some(host) = &config.host {
-            for fault in host::tune(Path::new("/"), &host.conntrack, host.oom_score_adj) {
-                tracing::warn!(fault, "setting not made");
-            }
-        }
+        prepare_host(config);
         let status = SharedStatus::default();
         let problems = manifest::Problems::default();
         let sources = kube::SharedStatus::default();
@@ -87,7 +81,10 @@ impl Agent {
             listeners: faults_rx.clone(),
             origins: origins.clone(),
         };
-        let sink = events::sink(cluster(config, &sources), &config.node_name);
+        let sink = events::sink(
+            cluster(config).map(|cluster| (cluster, Arc::clone(&sources))),
+            &config.node_name,
+        );
         self.parts.spawn("events", events::run(told, sink));
         events.node("Starting", concat!("weir ", env!("CARGO_PKG_VERSION"), " starts"));
         let health = Health::new(
@@ -99,10 +96,10 @@ impl Agent {
         .late_after(config.late_after)
         .with_listeners(faults_rx);
         // First of all, so that probes are answered while the rest starts.
-        self.parts.spawn(
-            "health server",
-            health::serve(config.healthz, config.hard_fail, events.clone(), health.clone()),
-        );
+        if let Some(address) = config.healthz {
+            let server = health::serve(address, config.hard_fail, events.clone(), health.clone());
+            self.parts.spawn("health server", server);
+        }
 
         let (loaded, clock) = load(config).await?;
         let (mut attacher, pins, lock) = Attacher::new(loaded, config.tc)?;
@@ -114,9 +111,10 @@ impl Agent {
             health.clone(),
             Arc::clone(&sources),
         )?;
-        let server =
-            metrics::serve(config.metrics, config.hard_fail, events.clone(), metrics.clone());
-        self.parts.spawn("metrics server", server);
+        if let Some(address) = config.metrics {
+            let server = metrics::serve(address, config.hard_fail, events.clone(), metrics.clone());
+            self.parts.spawn("metrics server", server);
+        }
 
         let (node_tx, node_rx) = watch::channel(None);
         let (addresses_tx, addresses_rx) = watch::channel(None);
@@ -167,8 +165,8 @@ impl Agent {
             SourceConfig::Manifests(dir) => self.parts.spawn("manifest source", async move {
                 manifest::run(&dir, &name, events_tx, problems).await
             }),
-            SourceConfig::Kubernetes(kubeconfig) => {
-                let config = kube::KubeConfig::new(kubeconfig, name);
+            SourceConfig::Kubernetes { kubeconfig, server } => {
+                let config = kube::KubeConfig::new(kubeconfig, name).at(server);
                 self.parts.spawn("kubernetes source", kube::run(config, events_tx, sources));
             }
         }
@@ -177,21 +175,39 @@ impl Agent {
     }
 }
 
+/// Does what needs more capabilities than `weir run` does otherwise, and leaves the rest to it: the
+/// host's settings are made, programs and maps are loaded and pinned.
+pub fn init(config: &Config) -> Result<()> {
+    prepare_host(config);
+    loader::check_mounts(&config.bpffs, &config.cgroup)?;
+    let loaded = loader::load(&config.bpffs, &config.sizes)?;
+    tracing::info!(adopted = loaded.adopted, "node prepared; a later `weir run` does the rest");
+    Ok(())
+}
+
+/// Says what there is to say, and makes the host's settings.
+fn prepare_host(config: &Config) {
+    config.notes.iter().for_each(|note| tracing::info!("{note}"));
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if let Some(host) = &config.host {
+        for fault in host::tune(Path::new("/"), &host.conntrack, host.oom_score_adj) {
+            tracing::warn!(fault, "setting not made");
+        }
+    }
+}
+
 /// How the cluster is reached, if there is one.
-fn cluster(
-    config: &Config,
-    sources: &kube::SharedStatus,
-) -> Option<(kube::KubeConfig, kube::SharedStatus)> {
-    let SourceConfig::Kubernetes(kubeconfig) = &config.source else { return None };
+fn cluster(config: &Config) -> Option<kube::KubeConfig> {
+    let SourceConfig::Kubernetes { kubeconfig, server } = &config.source else { return None };
     let client = kube::KubeConfig::new(kubeconfig.clone(), config.node_name.clone());
-    Some((client, Arc::clone(sources)))
+    Some(client.at(server.clone()))
 }
 
 /// Loads the programs, when all that they need is there: what cannot work is said before anything
 /// on the node is touched.
 async fn load(config: &Config) -> Result<(Loaded, Clock)> {
-    if let SourceConfig::Kubernetes(kubeconfig) = &config.source {
-        kube::KubeConfig::new(kubeconfig.clone(), config.node_name.clone()).check().await?;
+    if let Some(cluster) = cluster(config) {
+        cluster.check().await?;
     }
     loader::check_mounts(&config.bpffs, &config.cgroup)?;
     let mut loaded = loader::load(&config.bpffs, &config.sizes)?;

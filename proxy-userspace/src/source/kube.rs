@@ -46,6 +46,7 @@ const OPTIONAL_RETRY: Duration = Duration::from_secs(120);
 #[derive(Clone, Debug)]
 pub struct KubeConfig {
     kubeconfig: Option<PathBuf>,
+    server: Option<String>,
     node_name: String,
     /// A stream that is silent for so long is given up and opened again.
     pub idle: Duration,
@@ -56,7 +57,12 @@ pub struct KubeConfig {
 impl KubeConfig {
     /// With the defaults of a real cluster.
     pub fn new(kubeconfig: Option<PathBuf>, node_name: String) -> Self {
-        Self { kubeconfig, node_name, idle: STALE, stream_lists: true }
+        Self { kubeconfig, server: None, node_name, idle: STALE, stream_lists: true }
+    }
+
+    /// With this API server instead of the kubeconfig's.
+    pub fn at(self, server: Option<String>) -> Self {
+        Self { server, ..self }
     }
 
     /// Whether the cluster's address and credentials are known, without asking it anything.
@@ -74,10 +80,15 @@ impl KubeConfig {
                     .await
                     .with_context(|| format!("use kubeconfig {}", path.display()))?
             }
+            None if self.server.is_some() => kube::Config::new(Default::default()),
             None => kube::Config::incluster().context(
                 "find the cluster this runs in: give --kubeconfig or --manifests outside of one",
             )?,
         };
+        if let Some(server) = &self.server {
+            config.cluster_url =
+                server.parse().with_context(|| format!("use the API server {server}"))?;
+        }
         // The stream's own idle limit decides, not the client's.
         config.read_timeout = Some(self.idle + Duration::from_secs(30));
         // Failures are ours to count, to tell and to wait out.
