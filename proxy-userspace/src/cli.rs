@@ -1,10 +1,10 @@
 //! The command line.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{ffi::OsString, ops::RangeInclusive, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::kubeproxy::Given;
+use crate::{kubeproxy::Given, weirconfig::WeirConfiguration};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, or stopped by a signal; 1 failed, with one line `error: …` on standard error; \
@@ -65,6 +65,22 @@ pub struct Bpffs {
     pub bpffs: PathBuf,
 }
 
+impl Bpffs {
+    /// As `weir run` has it.
+    pub fn of_run(run: &Run) -> Self {
+        Self { bpffs: WeirConfiguration::of_flags(run).bpffs() }
+    }
+}
+
+/// What `--max-services` may be: more would be gigabytes of kernel memory.
+pub const MAX_SERVICES: RangeInclusive<u32> = 64..=16_777_216;
+/// What `--max-slots` and `--max-flows` may be.
+pub const MAX_ROWS: RangeInclusive<u32> = 64..=67_108_864;
+
+fn rows(range: &RangeInclusive<u32>) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(i64::from(*range.start())..=i64::from(*range.end()))
+}
+
 /// `weir run`.
 #[derive(Args, Clone, Debug)]
 pub struct Run {
@@ -76,28 +92,32 @@ pub struct Run {
     /// agent runs in.
     #[arg(long, env = "WEIR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// kube-proxy's configuration file (KubeProxyConfiguration). It decides about the API server,
-    /// addresses, NodePorts, who is a local client, timeouts and logs; of the flags for these,
-    /// only --manifests, --master, those for the node's name and those for logs count beside it.
+    /// A configuration file, followed: a change of meaning ends the agent, to be started anew. A
+    /// WeirConfiguration says what Weir's own flags say, which win over it. kube-proxy's
+    /// KubeProxyConfiguration decides about the API server, addresses, NodePorts, who is a local
+    /// client, timeouts and logs; of the flags for these, only --manifests, --master, those for
+    /// the node's name and those for logs count beside it.
     #[arg(long, env = "WEIR_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Name of this node, as its Node object has it [default: NODE_NAME, else the host name; in
     /// lower case]
     #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME", conflicts_with = "hostname-override")]
     pub node_name: Option<String>,
-    /// Pins.
-    #[command(flatten)]
-    pub bpffs: Bpffs,
-    /// cgroup v2 directory whose processes are translated at connect time.
-    #[arg(long, env = "WEIR_CGROUP", default_value = "/sys/fs/cgroup", value_name = "DIR")]
-    pub cgroup: PathBuf,
+    /// Mount point of a bpf file system; pins are kept in its directory `weir` [default:
+    /// /sys/fs/bpf]
+    #[arg(long, env = "WEIR_BPFFS", value_name = "DIR")]
+    pub bpffs: Option<PathBuf>,
+    /// cgroup v2 directory whose processes are translated at connect time [default:
+    /// /sys/fs/cgroup]
+    #[arg(long, env = "WEIR_CGROUP", value_name = "DIR")]
+    pub cgroup: Option<PathBuf>,
     /// Devices that lead to other nodes and the world: names, or prefixes ending in `*`
     /// [default: hardware, tunnels, and what carries a node address or the default route]
     #[arg(long, env = "WEIR_DEVICES", value_name = "LIST", value_delimiter = ',')]
     pub devices: Vec<String>,
-    /// How TC programs are attached.
-    #[arg(long, env = "WEIR_TC", value_enum, default_value_t = Tc::Auto)]
-    pub tc: Tc,
+    /// How TC programs are attached [default: auto]
+    #[arg(long, env = "WEIR_TC", value_enum)]
+    pub tc: Option<Tc>,
     /// Answer NodePorts on 127.0.0.0/8 and ::1 for processes of this node [default: true]
     #[arg(long, env = "WEIR_LOCALHOST_NODEPORTS", value_name = "BOOL")]
     pub localhost_nodeports: Option<bool>,
@@ -107,18 +127,16 @@ pub struct Run {
     /// Address of /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
     #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", value_name = "ADDR")]
     pub metrics_bind_address: Option<String>,
-    /// Rows of the service, address and backend tables, each per family.
-    #[arg(long, env = "WEIR_MAX_SERVICES", default_value_t = 65_536, value_name = "ROWS",
-          value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
-    pub max_services: u32,
-    /// Rows of the pool member table, per family.
-    #[arg(long, env = "WEIR_MAX_SLOTS", default_value_t = 262_144, value_name = "ROWS",
-          value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
-    pub max_slots: u32,
-    /// Rows of the flow table, two per flow, per family.
-    #[arg(long, env = "WEIR_MAX_FLOWS", default_value_t = 262_144, value_name = "ROWS",
-          value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
-    pub max_flows: u32,
+    /// Rows of the service, address and backend tables, each per family [default: 65536]
+    #[arg(long, env = "WEIR_MAX_SERVICES", value_name = "ROWS",
+          value_parser = rows(&MAX_SERVICES))]
+    pub max_services: Option<u32>,
+    /// Rows of the pool member table, per family [default: 262144]
+    #[arg(long, env = "WEIR_MAX_SLOTS", value_name = "ROWS", value_parser = rows(&MAX_ROWS))]
+    pub max_slots: Option<u32>,
+    /// Rows of the flow table, two per flow, per family [default: 262144]
+    #[arg(long, env = "WEIR_MAX_FLOWS", value_name = "ROWS", value_parser = rows(&MAX_ROWS))]
+    pub max_flows: Option<u32>,
     /// Log format [default: text]
     #[arg(long, env = "WEIR_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,

@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use axum::http::Uri;
 use proxy_common::flow::Timeouts;
 use serde_json::Value;
 
@@ -17,13 +16,16 @@ use crate::{
         attach::{TcMode, kernel_mode},
         layout::Sizes,
     },
-    kubeproxy::{self, Host, Loaded},
+    kubeproxy::{Host, Loaded},
     net::UplinkPatterns,
     settings::{Behaviour, Settings},
     telemetry::Log,
+    weirconfig::flag_name,
 };
 
 mod decide;
+
+use self::decide::Decided;
 
 /// Default address of the health server.
 pub const HEALTHZ: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 10_256);
@@ -97,12 +99,10 @@ fn default_node_name() -> Option<String> {
 }
 
 /// What is wrong with a node name: it must be a DNS subdomain (RFC 1123), as Node names are.
-fn node_name_fault(name: &str) -> Option<String> {
+pub(crate) fn node_name_fault(name: &str) -> Option<String> {
+    let name = name.trim();
     if name.is_empty() {
-        return Some(
-            "--node-name or --hostname-override is blank: give the name of this node's Node object"
-                .to_owned(),
-        );
+        return Some("blank, want the name of this node's Node object".to_owned());
     }
     let label = |label: &str| {
         !label.is_empty()
@@ -111,110 +111,70 @@ fn node_name_fault(name: &str) -> Option<String> {
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
     let valid = name.len() <= 253 && name.split('.').all(label);
-    (!valid).then(|| format!("node name `{name}`: no Node can have this name"))
+    (!valid).then(|| format!("`{name}`: no Node can have this name"))
 }
 
-fn device_fault(pattern: &str) -> Option<String> {
+pub(crate) fn device_fault(pattern: &str) -> Option<String> {
     let name = pattern.strip_suffix('*').unwrap_or(pattern);
     // The kernel's longest name has 15 bytes (IFNAMSIZ).
     let wrong = pattern.is_empty()
         || name.len() > 15
         || name.contains(|c: char| c == '*' || c == '/' || c.is_whitespace());
-    wrong.then(|| {
-        format!("--devices `{pattern}`: want an interface name, or a prefix followed by one `*`")
-    })
+    wrong.then(|| format!("`{pattern}`, want an interface name, or a prefix followed by one `*`"))
 }
 
-/// What is wrong with the addresses of the two servers. A wildcard takes the port on every address.
-fn server_faults(healthz: Option<SocketAddr>, metrics: Option<SocketAddr>) -> Vec<String> {
-    let mut faults = Vec::new();
-    for (flag, address) in [("healthz", healthz), ("metrics", metrics)] {
-        if let Some(address) = address.filter(|address| address.port() == 0) {
-            faults.push(format!("--{flag}-bind-address {address}: give a port"));
-        }
-    }
-    let (Some(healthz), Some(metrics)) = (healthz, metrics) else { return faults };
+/// What is wrong with the addresses of the two servers together. A wildcard takes the port on every
+/// address.
+fn server_fault(healthz: Option<SocketAddr>, metrics: Option<SocketAddr>) -> Option<String> {
+    let (healthz, metrics) = (healthz?, metrics?);
     let wildcard = healthz.ip().is_unspecified() || metrics.ip().is_unspecified();
-    if healthz.port() == metrics.port() && (wildcard || healthz.ip() == metrics.ip()) {
-        faults.push(format!(
-            "--healthz-bind-address {healthz} and --metrics-bind-address {metrics} are in each \
-             other's way: give them different ports"
-        ));
-    }
-    faults
+    let clash = healthz.port() == metrics.port() && (wildcard || healthz.ip() == metrics.ip());
+    clash.then(|| {
+        format!(
+            "the addresses of the health server, {healthz}, and the metrics server, {metrics}, are \
+             in each other's way: give them different ports"
+        )
+    })
 }
 
 impl Config {
     /// Checks the flags.
     pub fn new(run: Run) -> Result<(Self, Log), ConfigError> {
-        let mut faults = Vec::new();
-        let (loaded, kubeconfig_name) = decide::decided(&run).unwrap_or_else(|found| {
-            faults.extend(found);
-            // Something to go on with, for further faults to be found.
-            (kubeproxy::nothing(), "--kubeconfig")
-        });
-        let Loaded { effective: mut decided, document } = loaded;
-        let format = run.log_format.unwrap_or(decided.log_format);
-        let level = run.log_level.as_deref().unwrap_or(decided.log_level);
-        let log = match Log::new(format, level) {
-            Ok(log) => Some(log),
-            Err(error) => {
-                faults.push(error.to_string());
-                None
-            }
-        };
-        let of_file = decided.node_name.take();
-        let name = run.node_name.or(of_file).or_else(default_node_name).unwrap_or_default();
-        let node_name = name.trim().to_lowercase();
-        faults.extend(node_name_fault(&node_name));
-        if let Some(dir) = &run.manifests
-            && !dir.is_dir()
+        let Decided { own, loaded, mut faults } = decide::decide(&run);
+        let Loaded { effective: decided, document } = loaded;
+        let format = own.log_format.unwrap_or(decided.log_format);
+        let level = own.log_level.as_deref().unwrap_or(decided.log_level);
+        // A wrong level is among the faults.
+        let log = Log::new(format, level).ok();
+        let said = own.node_name.clone().or(decided.node_name);
+        let name = said.or_else(default_node_name).unwrap_or_default();
+        if let Some(fault) = node_name_fault(&name)
+            && !faults.iter().any(|known| known.ends_with(&fault))
         {
-            faults.push(format!("--manifests {}: not a directory", dir.display()));
+            faults.push(format!("{}: {fault}", flag_name("nodeName")));
         }
-        if let Some(path) = &decided.kubeconfig
-            && run.manifests.is_none()
-            && !path.is_file()
-        {
-            faults.push(format!("{kubeconfig_name} {}: not a file", path.display()));
-        }
-        // A variable that is set to nothing says nothing.
-        let devices = if run.devices == [""] { Vec::new() } else { run.devices };
-        faults.extend(devices.iter().filter_map(|pattern| device_fault(pattern)));
-        faults.extend(server_faults(decided.healthz, decided.metrics));
-        let master = run.kube_proxy.get("master").filter(|text| !text.is_empty());
-        if let Some(text) = master
-            && text.parse::<Uri>().ok().and_then(|uri| Some(uri.host()?.to_owned())).is_none()
-        {
-            faults.push(format!("--master `{text}`: want an address like https://10.0.0.1:6443"));
-        }
+        faults.extend(server_fault(decided.healthz, decided.metrics));
         let Some(log) = log.filter(|_| faults.is_empty()) else {
             return Err(ConfigError(faults));
         };
-        let source = match run.manifests {
+        let (bpffs, cgroup, sizes) = (own.bpffs(), own.cgroup(), own.sizes());
+        let source = match own.manifests {
             Some(dir) => SourceConfig::Manifests(dir),
-            None => SourceConfig::Kubernetes {
-                kubeconfig: decided.kubeconfig,
-                server: master.map(str::to_owned),
-            },
+            None => {
+                SourceConfig::Kubernetes { kubeconfig: decided.kubeconfig, server: own.api_server }
+            }
         };
-        let tc = match run.tc {
+        let tc = match own.tc.unwrap_or(Tc::Auto) {
             Tc::Auto => kernel_mode(),
             Tc::Tcx => TcMode::Tcx,
             Tc::Clsact => TcMode::Clsact,
         };
-        let sizes = Sizes {
-            services: run.max_services,
-            slots: run.max_slots,
-            flows: run.max_flows,
-            ..Sizes::default()
-        };
         let config = Self {
             source,
-            node_name,
-            bpffs: run.bpffs.bpffs,
-            cgroup: run.cgroup,
-            uplinks: UplinkPatterns::new(devices),
+            node_name: name.trim().to_lowercase(),
+            bpffs,
+            cgroup,
+            uplinks: UplinkPatterns::new(own.devices.unwrap_or_default()),
             sizes,
             tc,
             settings: decided.settings,

@@ -16,7 +16,7 @@ mod validate;
 use serde_json::Value;
 
 pub use self::{
-    apply::{Conntrack, Effective, Host, address},
+    apply::{Conntrack, Effective, Host, address, cluster_cidrs},
     file::KubeProxyConfiguration,
     given::Given,
 };

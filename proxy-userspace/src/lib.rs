@@ -30,3 +30,4 @@ pub mod source;
 pub mod supervise;
 pub mod telemetry;
 pub mod topology;
+pub mod weirconfig;
