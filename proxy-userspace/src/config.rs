@@ -11,7 +11,7 @@ use proxy_common::flow::Timeouts;
 use serde_json::Value;
 
 use crate::{
-    cli::{Run, Tc},
+    cli::{LogFormat, Run, Tc},
     datapath::{
         attach::{TcMode, kernel_mode},
         layout::Sizes,
@@ -47,7 +47,7 @@ pub enum SourceConfig {
 }
 
 /// A validated configuration: what the agent runs with, nothing left open.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Where objects come from.
     pub source: SourceConfig,
@@ -79,6 +79,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Settings of the host to make; `None`: none.
     pub host: Option<Host>,
+    /// Format and level of logs.
+    pub log: (LogFormat, String),
     /// To be said at the start.
     pub warnings: Vec<String>,
     /// To be said at the start, of less weight.
@@ -143,9 +145,9 @@ impl Config {
         let Decided { own, loaded, mut faults } = decide::decide(&run);
         let Loaded { effective: decided, document } = loaded;
         let format = own.log_format.unwrap_or(decided.log_format);
-        let level = own.log_level.as_deref().unwrap_or(decided.log_level);
+        let level = own.log_level.clone().unwrap_or_else(|| decided.log_level.to_owned());
         // A wrong level is among the faults.
-        let log = Log::new(format, level).ok();
+        let log = Log::new(format, &level).ok();
         let said = own.node_name.clone().or(decided.node_name);
         let name = said.or_else(default_node_name).unwrap_or_default();
         if let Some(fault) = node_name_fault(&name)
@@ -185,6 +187,7 @@ impl Config {
             late_after: decided.late_after,
             timeouts: decided.timeouts,
             host: decided.host,
+            log: (format, level),
             warnings: decided.warnings,
             notes: decided.notes,
             document,

@@ -24,6 +24,7 @@ pub mod model;
 pub mod net;
 pub mod plan;
 pub mod reconcile;
+pub mod reload;
 pub mod run;
 pub mod settings;
 pub mod source;

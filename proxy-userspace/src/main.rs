@@ -39,7 +39,7 @@ fn agent(flags: Run) -> anyhow::Result<()> {
     if given.on("cleanup") {
         return inspect::cleanup(&Cleanup { bpffs: Bpffs::of_run(&flags) });
     }
-    let (config, log) = Config::new(flags)?;
+    let (config, log) = Config::new(flags.clone())?;
     if let Some(path) = given.get("write-config-to").filter(|path| !path.is_empty()) {
         let text = config.to_yaml()?;
         return std::fs::write(path, text).with_context(|| format!("write {path}"));
@@ -51,7 +51,7 @@ fn agent(flags: Run) -> anyhow::Result<()> {
     // Two threads: one may be in a system call while the other answers probes.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(run::run(config));
+    let result = runtime.block_on(run::run(config, flags));
     // Everything that matters has been waited for.
     runtime.shutdown_timeout(Duration::ZERO);
     result

@@ -13,6 +13,7 @@ use proxy_common::flow::Timeouts;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
+    cli::Run,
     clock::Clock,
     config::{Config, SourceConfig},
     datapath::{
@@ -29,6 +30,7 @@ use crate::{
     metrics::{self, Metrics},
     net::Watcher,
     reconcile::{Inputs, Outputs, Reconciler, SharedStatus},
+    reload,
     source::{kube, manifest},
     supervise::{Parts, signals},
 };
@@ -40,9 +42,12 @@ const EVENT_QUEUE: usize = 1_024;
 const CROWDED_PERCENT: u64 = 80;
 
 /// Runs until a signal comes or a part fails. What is pinned stays and goes on working.
-pub async fn run(config: Config) -> Result<()> {
+pub async fn run(config: Config, flags: Run) -> Result<()> {
     let stop = signals()?;
     let mut agent = Agent::default();
+    if flags.config.is_some() {
+        agent.parts.spawn("configuration file", reload::follow(flags, config.clone()));
+    }
     let result = tokio::select! {
         signal = stop => {
             let signal = signal.context("listen for signals")?;
