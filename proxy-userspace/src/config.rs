@@ -16,6 +16,7 @@ use crate::{
         attach::{TcMode, kernel_mode},
         layout::Sizes,
     },
+    families::Named,
     kubeproxy::{Host, Loaded},
     net::UplinkPatterns,
     settings::{Behaviour, Settings},
@@ -79,6 +80,8 @@ pub struct Config {
     pub timeouts: Timeouts,
     /// Settings of the host to make; `None`: none.
     pub host: Option<Host>,
+    /// What is only compared with the node's families.
+    pub named: Named,
     /// Format and level of logs.
     pub log: (LogFormat, String),
     /// To be said at the start.
@@ -187,6 +190,7 @@ impl Config {
             late_after: decided.late_after,
             timeouts: decided.timeouts,
             host: decided.host,
+            named: decided.named,
             log: (format, level),
             warnings: decided.warnings,
             notes: decided.notes,

@@ -29,6 +29,7 @@ use crate::{
     healthcheck, host,
     metrics::{self, Metrics},
     net::Watcher,
+    node_watch,
     reconcile::{Inputs, Outputs, Reconciler, SharedStatus},
     reload,
     source::{kube, manifest},
@@ -155,6 +156,7 @@ impl Agent {
             "health check node ports",
             healthcheck::serve(checks, config.settings.clone(), health.clone(), faults_tx),
         );
+        self.parts.spawn("check of the Node", node_watch::follow(config.clone(), node_rx.clone()));
         let inputs =
             Inputs { events: events_rx, addresses: addresses_rx, addresses_in_use: in_use_rx };
         self.parts.spawn("reconciler", async move {

@@ -1,9 +1,12 @@
 //! Agents that a file configures.
 
-use std::{fs, path::PathBuf};
+use std::{fs, net::TcpListener, path::PathBuf, time::Duration};
 
+use proxy_userspace::datapath::pins::Pins;
+use serde_json::{Value, json};
 use weir_tests::{
-    manifest::{FrontEnd, Service},
+    apiserver::ApiServer,
+    manifest::{self, FrontEnd, Service},
     world::{Agent, World},
 };
 
@@ -37,9 +40,9 @@ fn conformance_165_kubeadm_s_file_starts_an_agent_and_a_new_meaning_ends_it() {
     served(&world);
     // Half a file, and the same in other words.
     fs::write(&path, &kubeadm[..kubeadm.len() / 2]).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(500));
     fs::write(&path, format!("# the same\n{kubeadm}")).unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(500));
     assert_eq!(agent.get(10256, "/healthz").unwrap().0, 200, "{}", agent.log());
     fs::write(&path, kubeadm.replace("oomScoreAdj: null", "oomScoreAdj: -5")).unwrap();
     let log = agent.wait_end().unwrap();
@@ -84,4 +87,86 @@ fn init_only_prepares_the_node_and_a_run_adopts_it() {
     agent.launch().unwrap();
     assert!(agent.log().contains("datapath adopted from pins"), "{}", agent.log());
     served(&world);
+}
+
+/// The agent's network of IPv4 pods, as the programs have it.
+fn pods4(agent: &Agent) -> ([u8; 4], [u8; 4]) {
+    let network = Pins::open(&agent.bpffs).unwrap().config().unwrap().pods4;
+    (network.addr, network.mask)
+}
+
+#[test]
+fn conformance_173_174_a_node_that_goes_or_comes_back_otherwise_is_followed() {
+    let world = World::new().unwrap();
+    let node = world.place("node1");
+    let listener = node.netns.enter(|| TcpListener::bind("127.0.0.1:0").unwrap()).unwrap();
+    let server = ApiServer::on(listener).unwrap();
+    let own = |cidr: &str, v4: &str| -> Value {
+        let mut object = manifest::node("node1", &[v4, &node.v6]);
+        object["spec"] = json!({"podCIDR": cidr, "podCIDRs": [cidr]});
+        object
+    };
+    server.apply(own("10.1.1.0/24", &node.v4));
+    for object in Service::new("go", 1).with(&[world.place("p1a").endpoint()]).objects() {
+        server.apply(object);
+    }
+    let kubeconfig = world.dir.join("kubeconfig");
+    fs::write(&kubeconfig, server.kubeconfig()).unwrap();
+    let path = world.dir.join("config.conf");
+    let text = json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1", "kind": "KubeProxyConfiguration",
+        "clientConnection": {"kubeconfig": kubeconfig},
+        "detectLocalMode": "NodeCIDR",
+        "nodePortAddresses": ["primary"],
+    });
+    fs::write(&path, text.to_string()).unwrap();
+    let mut agent = world.prepare_with_config("node1", &path.display().to_string()).unwrap();
+    agent.launch().unwrap();
+    let mask = [255, 255, 255, 0];
+    let until = |what: &str, done: &dyn Fn() -> bool| {
+        let came = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            done()
+        });
+        assert!(came, "{what}:\n{}", agent.log());
+    };
+    until("podCIDRs", &|| pods4(&agent) == ([10, 1, 1, 0], mask));
+    let pid = agent.pid();
+    server.delete("Node", "", "node1");
+    until("it is said", &|| agent.log().contains("the Node is gone"));
+    assert_eq!(pods4(&agent), ([10, 1, 1, 0], mask), "its last words hold");
+    served(&world);
+    // It comes back while nobody watches.
+    server.drop_watches(false);
+    server.apply(own("10.1.3.0/24", &node.v4));
+    until("other podCIDRs", &|| pods4(&agent) == ([10, 1, 3, 0], mask));
+    // NodePorts answer at the Node's address, wherever that is.
+    let asked = |address: &str| {
+        let to = Service::new("go", 1).address(FrontEnd::NodePort, false, address);
+        let flags = ["--count", "1", "--timeout-ms", "300"];
+        world.place("client").ask(&to, &flags).unwrap().answered() == 1
+    };
+    assert!(asked("10.9.0.1"));
+    node.netns.ip("addr add 10.9.0.77/24 dev eth0").unwrap();
+    server.apply(own("10.1.3.0/24", "10.9.0.77"));
+    until("the new address", &|| asked("10.9.0.77"));
+    assert!(!asked("10.9.0.1"));
+    assert_eq!(agent.pid(), pid);
+    assert_eq!(agent.get(10256, "/livez").unwrap().0, 200);
+}
+
+#[test]
+fn conformance_170_a_configuration_for_the_other_family_ends_the_agent() {
+    let world = World::new().unwrap();
+    let sysctls = [("net/ipv6/conf/all/disable_ipv6", "1")];
+    world.place("node1").netns.sysctl(&sysctls).unwrap();
+    let path = world.dir.join("config.conf");
+    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
+                clusterCIDR: fd00:10:1::/48\n";
+    fs::write(&path, text).unwrap();
+    let flags = ["--config", path.to_str().unwrap()];
+    let mut agent = world.prepare_with("node1", &[], &flags).unwrap();
+    agent.launch_unready().unwrap();
+    let log = agent.wait_end().unwrap();
+    assert!(log.contains("clusterCIDR fd00:10:1::/48 has no IPv4 network"), "{log}");
 }

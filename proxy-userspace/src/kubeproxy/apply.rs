@@ -13,6 +13,7 @@ use super::{document, duration::GoDuration, file::KubeProxyConfiguration};
 use crate::{
     cli::LogFormat,
     config::{HEALTHZ, METRICS},
+    families::Named,
     model::Prefix,
     settings::{Behaviour, Detector, NodePortAddresses, Settings},
 };
@@ -44,6 +45,8 @@ pub struct Effective {
     pub timeouts: Timeouts,
     /// Settings of the host to make; `None`: none.
     pub host: Option<Host>,
+    /// What is only compared with the node's families.
+    pub named: Named,
     /// To be said at the start: what an operator may rely on, and is not so.
     pub warnings: Vec<String>,
     /// To be said at the start, of less weight.
@@ -245,6 +248,18 @@ pub fn effective(config: &KubeProxyConfiguration, document: &Value) -> Effective
             node_address: bind.filter(|ip| !ip.is_unspecified()),
         },
         timeouts: timeouts(&conntrack),
+        named: Named {
+            cluster_cidrs: cluster_cidrs(&config.cluster_cidr).unwrap_or_default(),
+            exclude_cidrs: config
+                .ipvs
+                .exclude_cidrs
+                .iter()
+                .filter_map(|text| Prefix::parse(text))
+                .collect(),
+            source_vip: document::get(document, "winkernel.sourceVip")
+                .and_then(Value::as_str)
+                .and_then(|text| text.parse().ok()),
+        },
         host: Some(Host { conntrack, oom_score_adj: config.oom_score_adj.unwrap_or_default() }),
         warnings,
         notes,

@@ -7,6 +7,7 @@ use proxy_common::flow::Timeouts;
 use super::{DetectLocalMode, WeirConfiguration};
 use crate::{
     config::{HEALTHZ, METRICS},
+    families::Named,
     health,
     kubeproxy::{Effective, address, cluster_cidrs},
     settings::{Behaviour, Detector, NodePortAddresses, Settings},
@@ -57,6 +58,14 @@ impl WeirConfiguration {
                 answer_echo: self.answer_echo.unwrap_or(false),
             },
             timeouts: Timeouts::SECONDS,
+            named: Named {
+                cluster_cidrs: self
+                    .cluster_cidr
+                    .as_deref()
+                    .and_then(cluster_cidrs)
+                    .unwrap_or_default(),
+                ..Named::default()
+            },
             host: None,
             warnings: Vec::new(),
             notes: neutral.notes.into_iter().filter(|n| n.starts_with("logging.")).collect(),
