@@ -28,6 +28,7 @@ pub mod node_watch;
 pub mod plan;
 pub mod reconcile;
 pub mod reload;
+pub mod remains;
 pub mod run;
 pub mod settings;
 pub mod source;
