@@ -97,22 +97,25 @@ fn same(a: &Value, b: &Value) -> bool {
         }
 }
 
-/// Modes that read a section.
-fn readers(path: &str) -> Option<&'static [&'static str]> {
-    match path.split_once('.')? {
-        ("iptables", "masqueradeAll") => Some(&["", "iptables", "ebpf", "ipvs"]),
-        ("iptables", "localhostNodePorts") => Some(&["", "iptables"]),
-        ("iptables", _) => Some(&["", "iptables", "ebpf"]),
-        ("nftables", _) => Some(&["nftables"]),
-        ("ipvs", _) => Some(&["ipvs"]),
-        _ => None,
-    }
+/// The field that decides whether another is read, and for which of its values that is so.
+fn readers(path: &str) -> Option<(&'static str, &'static [&'static str])> {
+    let (decides, values): (_, &[&str]) = match path.split_once('.').unwrap_or(("", path)) {
+        ("iptables", "masqueradeAll") => ("mode", &["", "iptables", "ebpf", "ipvs"]),
+        ("iptables", "localhostNodePorts") => ("mode", &["", "iptables"]),
+        ("iptables", _) => ("mode", &["", "iptables", "ebpf"]),
+        ("nftables", _) => ("mode", &["nftables"]),
+        ("ipvs", _) => ("mode", &["ipvs"]),
+        ("detectLocal", "bridgeInterface") => ("detectLocalMode", &["BridgeInterface"]),
+        ("detectLocal", "interfaceNamePrefix") => ("detectLocalMode", &["InterfaceNamePrefix"]),
+        ("", "clusterCIDR") => ("detectLocalMode", &["ClusterCIDR"]),
+        _ => return None,
+    };
+    Some((decides, values))
 }
 
 /// What is set and does nothing: warnings and notes.
 pub fn without_effect(document: &Value) -> (Vec<String>, Vec<String>) {
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
-    let mode = get(document, "mode").and_then(Value::as_str).unwrap_or_default();
     let set = |field: &&Field| {
         get(document, field.path).is_some_and(|value| !same(value, &field.default()))
     };
@@ -121,8 +124,10 @@ pub fn without_effect(document: &Value) -> (Vec<String>, Vec<String>) {
             Treat::Warned => warnings.push(format!("{path}: {text}; ignored")),
             Treat::Noted => notes.push(format!("{path}: {text}; ignored")),
             Treat::Acts => {
-                if readers(path).is_some_and(|modes| !modes.contains(&mode)) {
-                    notes.push(format!("{path}: not read in mode `{mode}`"));
+                let Some((decides, values)) = readers(path) else { continue };
+                let now = get(document, decides).and_then(Value::as_str).unwrap_or_default();
+                if !values.contains(&now) {
+                    notes.push(format!("{path}: not read with {decides} `{now}`"));
                 }
             }
         }

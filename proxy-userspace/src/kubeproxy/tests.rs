@@ -1,5 +1,6 @@
 //! The file as operators have it.
 
+mod each;
 mod flags;
 mod page;
 
@@ -178,7 +179,7 @@ fn conformance_171_what_the_mode_does_not_read_is_noted() {
     ] {
         let effective = read(&format!("{all}mode: {mode}\nclusterCIDR: 10.1.0.0/16")).unwrap();
         let want: Vec<_> =
-            unread.iter().map(|path| format!("{path}: not read in mode `{mode}`")).collect();
+            unread.iter().map(|path| format!("{path}: not read with mode `{mode}`")).collect();
         assert_eq!(effective.notes, want);
     }
 }

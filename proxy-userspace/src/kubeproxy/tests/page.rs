@@ -14,9 +14,9 @@ What `weir run` does with each field of a `KubeProxyConfiguration` (`--config FI
 of kube-proxy's flags. Written from the tables that the parser reads; a test compares (`UPDATE_DOCS=1
 cargo test -p proxy-userspace the_page` writes it anew).
 
-**acts**: it has kube-proxy's meaning. **noted**: it has no effect, and one line at info says so if
-it differs from the default. **warned**: the same as a warning. What cannot be is refused, all of it
-in one message.
+**acts**: it has kube-proxy's meaning, and is noted where the mode does not read it. **noted**: it
+has no effect, and one line at info says so if it differs from the default. **warned**: the same as
+a warning. What cannot be is refused, all of it in one message.
 
 Unknown and double fields of a file are warned about and skipped; wrong types, a wrong kind and
 values out of bounds are refused. Beside `--config`, only the flags marked so count; others are
