@@ -2,10 +2,14 @@
 //! needs, that it does not fit, and that it changes. The datapath follows a Node by itself
 //! ([`crate::devices`], [`crate::plan`]), so a change asks for no restart.
 
+mod nearest;
+
 use std::{path::Path, time::Duration};
 
 use anyhow::{Result, bail};
 use tokio::{sync::watch, time::timeout};
+
+use self::nearest::nearest;
 
 use crate::{
     config::Config,
@@ -13,10 +17,14 @@ use crate::{
     model::Node,
     node_ips::NodeIps,
     settings::Detector,
+    source::kube,
 };
 
 /// A Node that has no address for so long is said to have none.
 const ADDRESS_WAIT: Duration = Duration::from_secs(30);
+
+/// How long the names of other Nodes are waited for.
+const NAMES_WAIT: Duration = Duration::from_secs(5);
 
 /// A Node without podCIDRs for so long is fatal where they are needed.
 const POD_CIDR_WAIT: Duration = Duration::from_secs(300);
@@ -30,6 +38,16 @@ pub async fn follow(config: Config, node: watch::Receiver<Option<Node>>) -> Resu
     match watch_node(&config, node, ipv6).await? {
         // The reconciler is gone; that part tells why.
         Gone => std::future::pending().await,
+    }
+}
+
+/// Names of all Nodes, as far as a cluster tells them.
+async fn others(config: &Config) -> Vec<String> {
+    let Some(cluster) = kube::KubeConfig::of(config) else { return Vec::new() };
+    match timeout(NAMES_WAIT, cluster.node_names()).await {
+        Ok(Ok(names)) => names,
+        // That the API server is away is told by who follows it.
+        Ok(Err(_)) | Err(_) => Vec::new(),
     }
 }
 
@@ -59,10 +77,13 @@ async fn watch_node(
         if known {
             tracing::error!(node = name, "the Node has no address yet; going on without");
         } else {
+            let names = others(config).await;
+            let nearest = nearest(name, &names).map(|name| format!("; there is one named {name}"));
             tracing::error!(
                 node = name,
-                "no such Node has been seen: until it comes, no endpoint counts as local; is its \
-                 name right (--node-name, hostnameOverride)?"
+                "no such Node has been seen{}: until it comes, no endpoint counts as local; is its \
+                 name right (--node-name, hostnameOverride)?",
+                nearest.unwrap_or_default()
             );
         }
     }

@@ -88,7 +88,7 @@ impl Agent {
             origins: origins.clone(),
         };
         let sink = events::sink(
-            cluster(config).map(|cluster| (cluster, Arc::clone(&sources))),
+            kube::KubeConfig::of(config).map(|cluster| (cluster, Arc::clone(&sources))),
             &config.node_name,
         );
         self.parts.spawn("events", events::run(told, sink));
@@ -168,13 +168,16 @@ impl Agent {
                 .await
         });
         self.parts.spawn("flow expiry", expire(pins, clock, config.timeouts, in_use_tx, metrics));
-        match config.source.clone() {
-            SourceConfig::Manifests(dir) => self.parts.spawn("manifest source", async move {
-                manifest::run(&dir, &name, events_tx, problems).await
-            }),
-            SourceConfig::Kubernetes { kubeconfig, server } => {
-                let config = kube::KubeConfig::new(kubeconfig, name).at(server);
-                self.parts.spawn("kubernetes source", kube::run(config, events_tx, sources));
+        match kube::KubeConfig::of(config) {
+            Some(cluster) => {
+                self.parts.spawn("kubernetes source", kube::run(cluster, events_tx, sources));
+            }
+            None => {
+                if let SourceConfig::Manifests(dir) = config.source.clone() {
+                    self.parts.spawn("manifest source", async move {
+                        manifest::run(&dir, &name, events_tx, problems).await
+                    });
+                }
             }
         }
         tracing::info!(startup_ms = started.elapsed().as_millis() as u64, "weir runs");
@@ -203,17 +206,10 @@ fn prepare_host(config: &Config) {
     }
 }
 
-/// How the cluster is reached, if there is one.
-fn cluster(config: &Config) -> Option<kube::KubeConfig> {
-    let SourceConfig::Kubernetes { kubeconfig, server } = &config.source else { return None };
-    let client = kube::KubeConfig::new(kubeconfig.clone(), config.node_name.clone());
-    Some(client.at(server.clone()))
-}
-
 /// Loads the programs, when all that they need is there: what cannot work is said before anything
 /// on the node is touched.
 async fn load(config: &Config) -> Result<(Loaded, Clock)> {
-    if let Some(cluster) = cluster(config) {
+    if let Some(cluster) = kube::KubeConfig::of(config) {
         cluster.check().await?;
     }
     loader::check_mounts(&config.bpffs, &config.cgroup)?;
