@@ -53,7 +53,8 @@ pub enum Command {
     Backends(Inspect),
     /// List flows, as the maps have them.
     Flows(Flows),
-    /// Detach the programs and remove the pins of this node, or what kube-proxy has left.
+    /// Detach the programs and remove the pins of this node, when the agent has stopped; or remove
+    /// what kube-proxy has left.
     Cleanup(Cleanup),
 }
 
@@ -206,27 +207,15 @@ pub struct Flows {
     pub limit: usize,
 }
 
-/// Whose remains are removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Whose {
-    /// Weir's: programs are detached and pins removed. The agent must have stopped.
-    #[default]
-    Weir,
-    /// kube-proxy's: rules in nftables and iptables, and what it has in IPVS. kube-proxy must
-    /// have stopped; Weir may run. Needs the tools nft, iptables and ipvsadm where there is
-    /// something of theirs.
-    KubeProxy,
-    /// Both.
-    All,
-}
-
 /// `weir cleanup`.
 #[derive(Args, Clone, Debug)]
 pub struct Cleanup {
     /// Pins.
     #[command(flatten)]
     pub bpffs: Bpffs,
-    /// Whose remains to remove.
-    #[arg(long, value_enum, default_value_t = Whose::Weir)]
-    pub of: Whose,
+    /// Remove what kube-proxy has left instead: rules in nftables and iptables, and what it has in
+    /// IPVS. kube-proxy must have stopped; Weir may run. Needs the tools nft, iptables and ipvsadm
+    /// where there is something of theirs.
+    #[arg(long)]
+    pub kube_proxy: bool,
 }

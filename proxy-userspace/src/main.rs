@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use proxy_userspace::{
-    cli::{Bpffs, Cleanup, Cli, Command, Run, Whose},
+    cli::{Bpffs, Cli, Command, Run},
     config::Config,
     inspect, run,
 };
@@ -37,7 +37,7 @@ fn agent(flags: Run) -> anyhow::Result<()> {
         return Ok(());
     }
     if given.on("cleanup") {
-        return inspect::cleanup(&Cleanup { bpffs: Bpffs::of_run(&flags), of: Whose::All });
+        return inspect::cleanup_all(&Bpffs::of_run(&flags));
     }
     let (config, log) = Config::new(flags.clone())?;
     if let Some(path) = given.get("write-config-to").filter(|path| !path.is_empty()) {

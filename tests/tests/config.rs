@@ -71,6 +71,36 @@ fn a_configuration_of_weir_s_own_acts() {
 }
 
 #[test]
+fn flags_of_kube_proxy_s_act_as_its_file_does() {
+    let world = World::new().unwrap();
+    let objects = Service::new("go", 1).with(&[world.place("p1a").endpoint()]).objects();
+    let flags = [
+        "--proxy-mode=nftables",
+        "--nodeport_addresses=primary",
+        "--masquerade-all",
+        "--oom-score-adj",
+        "123",
+        "--healthz-bind-address=127.0.0.1",
+        "--metrics-port=0",
+        "--ipvs-scheduler=rr",
+        "-v",
+        "4",
+    ];
+    let agent = world.start_with("node1", &objects, &flags).unwrap();
+    let score = format!("/proc/{}/oom_score_adj", agent.pid().unwrap());
+    assert_eq!(fs::read_to_string(score).unwrap().trim(), "123");
+    assert!(agent.get(10249, "/metrics").is_err(), "port 0 is no server");
+    let log = agent.log();
+    assert!(log.contains("ipvs.scheduler: backends are drawn at random; ignored"), "{log}");
+    assert!(log.contains("--metrics-port is deprecated"), "{log}");
+    let to = Service::new("go", 1).address(FrontEnd::ClusterIp, false, "");
+    let outcome = world.place("p1b").ask(&to, &["--count", "5"]).unwrap();
+    assert_eq!(outcome.answered(), 5, "{outcome:?}");
+    let own = &world.place("p1b").v4;
+    assert!(!outcome.sources.contains_key(own), "everything has source NAT: {outcome:?}");
+}
+
+#[test]
 fn init_only_prepares_the_node_and_a_run_adopts_it() {
     let world = World::new().unwrap();
     let path = world.dir.join("config.conf");

@@ -61,9 +61,9 @@ fn conformance_182_kube_proxy_s_rules_go_under_load_and_no_new_connection_fails(
     std::thread::sleep(std::time::Duration::from_millis(500));
     let mut agent = world.start("node1", &service.objects()).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(500));
-    let said = agent.weir(&["cleanup", "--of", "kube-proxy"]).unwrap();
+    let said = agent.weir(&["cleanup", "--kube-proxy"]).unwrap();
     assert!(said.contains("2 tables and 2 chains removed from nftables"), "{said}");
-    let said = agent.weir(&["cleanup", "--of", "kube-proxy"]).unwrap();
+    let said = agent.weir(&["cleanup", "--kube-proxy"]).unwrap();
     assert!(said.contains("nothing of kube-proxy's"), "{said}");
     for load in fresh {
         let outcome = load.finish().unwrap();
@@ -96,7 +96,7 @@ fn conformance_182_kube_proxy_s_rules_go_under_load_and_no_new_connection_fails(
 #[test]
 fn without_the_tool_nothing_is_taken_for_done() {
     let output = Command::new(weir_binary())
-        .args(["cleanup", "--of", "kube-proxy"])
+        .args(["cleanup", "--kube-proxy"])
         .env("PATH", "/nonexistent")
         .output()
         .unwrap();

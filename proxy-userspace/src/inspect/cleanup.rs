@@ -10,17 +10,19 @@ use anyhow::{Context as _, Result, bail};
 
 use super::output;
 use crate::{
-    cli::{Cleanup, Whose},
+    cli::{Bpffs, Cleanup},
     datapath::{clsact, pins::PinPaths, sys},
     remains,
 };
 
-/// `weir cleanup`. Can be repeated, also after it was interrupted. A part that fails does not keep
-/// the other from being tried.
+/// `weir cleanup`. Can be repeated, also after it was interrupted.
 pub fn cleanup(flags: &Cleanup) -> Result<()> {
-    let own = if flags.of == Whose::KubeProxy { Ok(()) } else { own(&flags.bpffs.bpffs) };
-    let others = if flags.of == Whose::Weir { Ok(()) } else { others() };
-    match (own, others) {
+    if flags.kube_proxy { others() } else { own(&flags.bpffs.bpffs) }
+}
+
+/// `weir run --cleanup`: both. A part that fails does not keep the other from being tried.
+pub fn cleanup_all(bpffs: &Bpffs) -> Result<()> {
+    match (own(&bpffs.bpffs), others()) {
         (Err(own), Err(others)) => bail!("{own:#}; {others:#}"),
         (own, others) => own.and(others),
     }

@@ -71,9 +71,9 @@ pub const FLAGS: &[Flag] = &[
         .beside()
         .text("writes the configuration as it holds, defaults included, to this file and exits"),
     sets("version", Text, &[]).beside().text("prints the version and exits"),
-    sets("cleanup", Bool, &[]).beside().text(
-        "removes what Weir and kube-proxy have left on the node and exits, as `weir cleanup`",
-    ),
+    sets("cleanup", Bool, &[])
+        .beside()
+        .text("removes what Weir and kube-proxy have left on the node and exits"),
     sets("init-only", Bool, &[]).beside().text(
         "makes the host's settings, loads and pins the programs, and exits: what needs full root",
     ),
