@@ -1,13 +1,15 @@
 //! The command line.
 
 use std::{
+    ffi::OsString,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
     path::PathBuf,
 };
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::explain::Destination;
+use crate::{explain::Destination, kubeproxy::Given, weirconfig::WeirConfiguration};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, or stopped by a signal; 1 failed, with one line `error: …` on standard error; \
@@ -20,6 +22,24 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Reads the arguments of this process; ends it if they are wrong. Names of flags may have `_`
+    /// for `-`, as kube-proxy's may.
+    pub fn from_process() -> Self {
+        Self::parse_from(std::env::args_os().map(dashed))
+    }
+}
+
+fn dashed(argument: OsString) -> OsString {
+    let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
+        return argument;
+    };
+    match text.split_once('=') {
+        Some((name, value)) => format!("{}={value}", name.replace('_', "-")).into(),
+        None => text.replace('_', "-").into(),
+    }
 }
 
 /// Subcommands.
@@ -44,7 +64,8 @@ pub enum Command {
     /// connection is made under the socket programs; nothing leaves the node, and no flow stays.
     /// It is counted like any other packet.
     Explain(Explain),
-    /// Detach the programs and remove the pins of this node. The agent must have stopped.
+    /// Detach the programs and remove the pins of this node, when the agent has stopped; or remove
+    /// what kube-proxy has left.
     Cleanup(Cleanup),
 }
 
@@ -54,6 +75,22 @@ pub struct Bpffs {
     /// Mount point of a bpf file system; pins are kept in its directory `weir`.
     #[arg(long, env = "WEIR_BPFFS", default_value = "/sys/fs/bpf", value_name = "DIR")]
     pub bpffs: PathBuf,
+}
+
+impl Bpffs {
+    /// As `weir run` has it.
+    pub fn of_run(run: &Run) -> Self {
+        Self { bpffs: WeirConfiguration::of_flags(run).bpffs() }
+    }
+}
+
+/// What `--max-services` may be: more would be gigabytes of kernel memory.
+pub const MAX_SERVICES: RangeInclusive<u32> = 64..=16_777_216;
+/// What `--max-slots` and `--max-flows` may be.
+pub const MAX_ROWS: RangeInclusive<u32> = 64..=67_108_864;
+
+fn rows(range: &RangeInclusive<u32>) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(i64::from(*range.start())..=i64::from(*range.end()))
 }
 
 /// `weir run`.
@@ -67,55 +104,60 @@ pub struct Run {
     /// agent runs in.
     #[arg(long, env = "WEIR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// kube-proxy's configuration file (KubeProxyConfiguration). It decides about the API server,
-    /// addresses, NodePorts, who is a local client, timeouts and logs; of the flags for these,
-    /// only --node-name, --manifests and those for logs count beside it.
+    /// A configuration file, followed: a change of meaning ends the agent, to be started anew. A
+    /// WeirConfiguration says what Weir's own flags say, which win over it. kube-proxy's
+    /// KubeProxyConfiguration decides about the API server, addresses, NodePorts, who is a local
+    /// client, timeouts and logs; of the flags for these, only --manifests, --master, those for
+    /// the node's name and those for logs count beside it.
     #[arg(long, env = "WEIR_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Name of this node, as its Node object has it [default: NODE_NAME, else the host name; in
     /// lower case]
-    #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME", alias = "hostname-override")]
+    #[arg(long, env = "WEIR_NODE_NAME", value_name = "NAME", conflicts_with = "hostname-override")]
     pub node_name: Option<String>,
-    /// Pins.
-    #[command(flatten)]
-    pub bpffs: Bpffs,
-    /// cgroup v2 directory whose processes are translated at connect time.
-    #[arg(long, env = "WEIR_CGROUP", default_value = "/sys/fs/cgroup", value_name = "DIR")]
-    pub cgroup: PathBuf,
+    /// Mount point of a bpf file system; pins are kept in its directory `weir` [default:
+    /// /sys/fs/bpf]
+    #[arg(long, env = "WEIR_BPFFS", value_name = "DIR")]
+    pub bpffs: Option<PathBuf>,
+    /// cgroup v2 directory whose processes are translated at connect time [default:
+    /// /sys/fs/cgroup]
+    #[arg(long, env = "WEIR_CGROUP", value_name = "DIR")]
+    pub cgroup: Option<PathBuf>,
     /// Devices that lead to other nodes and the world: names, or prefixes ending in `*`
     /// [default: hardware, tunnels, and what carries a node address or the default route]
     #[arg(long, env = "WEIR_DEVICES", value_name = "LIST", value_delimiter = ',')]
     pub devices: Vec<String>,
-    /// How TC programs are attached.
-    #[arg(long, env = "WEIR_TC", value_enum, default_value_t = Tc::Auto)]
-    pub tc: Tc,
+    /// How TC programs are attached [default: auto]
+    #[arg(long, env = "WEIR_TC", value_enum)]
+    pub tc: Option<Tc>,
     /// Answer NodePorts on 127.0.0.0/8 and ::1 for processes of this node [default: true]
     #[arg(long, env = "WEIR_LOCALHOST_NODEPORTS", value_name = "BOOL")]
     pub localhost_nodeports: Option<bool>,
-    /// Address of /healthz, /livez and /readyz [default: 0.0.0.0:10256]
+    /// Address of /healthz, /livez and /readyz; empty: none [default: 0.0.0.0:10256]
     #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", value_name = "ADDR")]
-    pub healthz_bind_address: Option<SocketAddr>,
-    /// Address of /metrics and /proxyMode [default: 127.0.0.1:10249]
+    pub healthz_bind_address: Option<String>,
+    /// Address of /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
     #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", value_name = "ADDR")]
-    pub metrics_bind_address: Option<SocketAddr>,
-    /// Rows of the service, address and backend tables, each per family.
-    #[arg(long, env = "WEIR_MAX_SERVICES", default_value_t = 65_536, value_name = "ROWS",
-          value_parser = clap::value_parser!(u32).range(64..=16_777_216))]
-    pub max_services: u32,
-    /// Rows of the pool member table, per family.
-    #[arg(long, env = "WEIR_MAX_SLOTS", default_value_t = 262_144, value_name = "ROWS",
-          value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
-    pub max_slots: u32,
-    /// Rows of the flow table, two per flow, per family.
-    #[arg(long, env = "WEIR_MAX_FLOWS", default_value_t = 262_144, value_name = "ROWS",
-          value_parser = clap::value_parser!(u32).range(64..=67_108_864))]
-    pub max_flows: u32,
+    pub metrics_bind_address: Option<String>,
+    /// Rows of the service, address and backend tables, each per family [default: 65536]
+    #[arg(long, env = "WEIR_MAX_SERVICES", value_name = "ROWS",
+          value_parser = rows(&MAX_SERVICES))]
+    pub max_services: Option<u32>,
+    /// Rows of the pool member table, per family [default: 262144]
+    #[arg(long, env = "WEIR_MAX_SLOTS", value_name = "ROWS", value_parser = rows(&MAX_ROWS))]
+    pub max_slots: Option<u32>,
+    /// Rows of the flow table, two per flow, per family [default: 262144]
+    #[arg(long, env = "WEIR_MAX_FLOWS", value_name = "ROWS", value_parser = rows(&MAX_ROWS))]
+    pub max_flows: Option<u32>,
     /// Log format [default: text]
-    #[arg(long, env = "WEIR_LOG_FORMAT", value_enum, alias = "logging-format")]
+    #[arg(long, env = "WEIR_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
     /// What to log: a level, or directives as RUST_LOG takes them [default: info]
     #[arg(long, env = "WEIR_LOG_LEVEL", value_name = "LEVEL")]
     pub log_level: Option<String>,
+    /// kube-proxy's.
+    #[command(flatten)]
+    pub kube_proxy: Given,
 }
 
 /// How TC programs are attached.
@@ -207,4 +249,9 @@ pub struct Cleanup {
     /// Pins.
     #[command(flatten)]
     pub bpffs: Bpffs,
+    /// Remove what kube-proxy has left instead: rules in nftables and iptables, and what it has in
+    /// IPVS. kube-proxy must have stopped; Weir may run. Needs the tools nft, iptables and ipvsadm
+    /// where there is something of theirs.
+    #[arg(long)]
+    pub kube_proxy: bool,
 }

@@ -266,6 +266,7 @@ pub async fn follow(
     mut node: watch::Receiver<Option<Node>>,
     addresses: &watch::Sender<Option<NodeAddresses>>,
 ) -> Result<()> {
+    let mut known: Option<Node> = None;
     // The reconciler waits for the addresses, so no service is programmed before devices have
     // their roles by the Node, or by the news that there is none.
     loop {
@@ -289,8 +290,9 @@ pub async fn follow(
                 }
             }
         };
-        let node: Option<Node> = node.borrow_and_update().clone();
-        tokio::task::block_in_place(|| follower.apply(attacher, &network, node.as_ref()))?;
+        // A Node that is deleted says nothing new: its last words hold until there is another.
+        known = node.borrow_and_update().clone().or(known);
+        tokio::task::block_in_place(|| follower.apply(attacher, &network, known.as_ref()))?;
         if follower.inherited.is_some() {
             continue;
         }

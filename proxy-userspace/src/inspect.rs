@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 use proxy_common::service::NameRow;
 use serde::Serialize;
 
-pub use self::cleanup::cleanup;
+pub use self::cleanup::{cleanup, cleanup_all};
 use self::table::Table;
 use crate::{
     cli::{Flows, Inspect, Output},

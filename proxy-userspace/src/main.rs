@@ -2,15 +2,15 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use clap::Parser as _;
+use anyhow::Context as _;
 use proxy_userspace::{
-    cli::{Cli, Command, Run},
+    cli::{Bpffs, Cli, Command, Run},
     config::Config,
     explain, inspect, run,
 };
 
 fn main() -> ExitCode {
-    match dispatch(Cli::parse()) {
+    match dispatch(Cli::from_process()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}", one_line(&format!("{error:#}")));
@@ -32,12 +32,27 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
 }
 
 fn agent(flags: Run) -> anyhow::Result<()> {
-    let (config, log) = Config::new(flags)?;
+    let given = flags.kube_proxy.clone();
+    if given.get("version").is_some_and(|value| value != "false") {
+        println!("weir {}", env!("CARGO_PKG_VERSION"));
+        return Ok(());
+    }
+    if given.on("cleanup") {
+        return inspect::cleanup_all(&Bpffs::of_run(&flags));
+    }
+    let (config, log) = Config::new(flags.clone())?;
+    if let Some(path) = given.get("write-config-to").filter(|path| !path.is_empty()) {
+        let text = config.to_yaml()?;
+        return std::fs::write(path, text).with_context(|| format!("write {path}"));
+    }
     log.start();
+    if given.on("init-only") {
+        return run::init(&config);
+    }
     // Two threads: one may be in a system call while the other answers probes.
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let result = runtime.block_on(run::run(config));
+    let result = runtime.block_on(run::run(config, flags));
     // Everything that matters has been waited for.
     runtime.shutdown_timeout(Duration::ZERO);
     result

@@ -13,6 +13,7 @@ use proxy_common::flow::Timeouts;
 use tokio::sync::{mpsc, watch};
 
 use crate::{
+    cli::Run,
     clock::Clock,
     config::{Config, SourceConfig},
     datapath::{
@@ -29,7 +30,9 @@ use crate::{
     healthcheck, host,
     metrics::{self, Metrics},
     net::Watcher,
+    node_watch,
     reconcile::{Inputs, Outputs, Reconciler, SharedStatus},
+    reload,
     source::{kube, manifest},
     supervise::{Parts, signals},
 };
@@ -44,9 +47,12 @@ const QUESTIONS: usize = 8;
 const CROWDED_PERCENT: u64 = 80;
 
 /// Runs until a signal comes or a part fails. What is pinned stays and goes on working.
-pub async fn run(config: Config) -> Result<()> {
+pub async fn run(config: Config, flags: Run) -> Result<()> {
     let stop = signals()?;
     let mut agent = Agent::default();
+    if flags.config.is_some() {
+        agent.parts.spawn("configuration file", reload::follow(flags, config.clone()));
+    }
     let result = tokio::select! {
         signal = stop => {
             let signal = signal.context("listen for signals")?;
@@ -71,13 +77,7 @@ impl Agent {
     /// Starts everything and waits for the first part that ends, which none should.
     async fn serve(&mut self, config: &Config) -> Result<()> {
         let started = Instant::now();
-        config.notes.iter().for_each(|note| tracing::info!("{note}"));
-        config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
-        if let Some(host) = &config.host {
-            for fault in host::tune(Path::new("/"), &host.conntrack, host.oom_score_adj) {
-                tracing::warn!(fault, "setting not made");
-            }
-        }
+        prepare_host(config);
         let status = SharedStatus::default();
         let problems = manifest::Problems::default();
         let sources = kube::SharedStatus::default();
@@ -91,7 +91,10 @@ impl Agent {
             listeners: faults_rx.clone(),
             origins: origins.clone(),
         };
-        let sink = events::sink(cluster(config, &sources), &config.node_name);
+        let sink = events::sink(
+            kube::KubeConfig::of(config).map(|cluster| (cluster, Arc::clone(&sources))),
+            &config.node_name,
+        );
         self.parts.spawn("events", events::run(told, sink));
         events.node("Starting", concat!("weir ", env!("CARGO_PKG_VERSION"), " starts"));
         let health = Health::new(
@@ -103,10 +106,10 @@ impl Agent {
         .late_after(config.late_after)
         .with_listeners(faults_rx);
         // First of all, so that probes are answered while the rest starts.
-        self.parts.spawn(
-            "health server",
-            health::serve(config.healthz, config.hard_fail, events.clone(), health.clone()),
-        );
+        if let Some(address) = config.healthz {
+            let server = health::serve(address, config.hard_fail, events.clone(), health.clone());
+            self.parts.spawn("health server", server);
+        }
 
         let (loaded, clock) = load(config).await?;
         let (mut attacher, pins, lock) = Attacher::new(loaded, config.tc)?;
@@ -119,14 +122,16 @@ impl Agent {
             Arc::clone(&sources),
         )?;
         let (questions_tx, questions_rx) = mpsc::channel(QUESTIONS);
-        let server = metrics::serve(
-            config.metrics,
-            config.hard_fail,
-            events.clone(),
-            metrics.clone(),
-            debug::router(questions_tx),
-        );
-        self.parts.spawn("metrics server", server);
+        if let Some(address) = config.metrics {
+            let server = metrics::serve(
+                address,
+                config.hard_fail,
+                events.clone(),
+                metrics.clone(),
+                debug::router(questions_tx),
+            );
+            self.parts.spawn("metrics server", server);
+        }
 
         let (node_tx, node_rx) = watch::channel(None);
         let (addresses_tx, addresses_rx) = watch::channel(None);
@@ -162,6 +167,7 @@ impl Agent {
             "health check node ports",
             healthcheck::serve(checks, config.settings.clone(), health.clone(), faults_tx),
         );
+        self.parts.spawn("check of the Node", node_watch::follow(config.clone(), node_rx.clone()));
         let inputs = Inputs {
             events: events_rx,
             addresses: addresses_rx,
@@ -177,13 +183,16 @@ impl Agent {
                 .await
         });
         self.parts.spawn("flow expiry", expire(pins, clock, config.timeouts, in_use_tx, metrics));
-        match config.source.clone() {
-            SourceConfig::Manifests(dir) => self.parts.spawn("manifest source", async move {
-                manifest::run(&dir, &name, events_tx, problems).await
-            }),
-            SourceConfig::Kubernetes(kubeconfig) => {
-                let config = kube::KubeConfig::new(kubeconfig, name);
-                self.parts.spawn("kubernetes source", kube::run(config, events_tx, sources));
+        match kube::KubeConfig::of(config) {
+            Some(cluster) => {
+                self.parts.spawn("kubernetes source", kube::run(cluster, events_tx, sources));
+            }
+            None => {
+                if let SourceConfig::Manifests(dir) = config.source.clone() {
+                    self.parts.spawn("manifest source", async move {
+                        manifest::run(&dir, &name, events_tx, problems).await
+                    });
+                }
             }
         }
         tracing::info!(startup_ms = started.elapsed().as_millis() as u64, "weir runs");
@@ -191,21 +200,32 @@ impl Agent {
     }
 }
 
-/// How the cluster is reached, if there is one.
-fn cluster(
-    config: &Config,
-    sources: &kube::SharedStatus,
-) -> Option<(kube::KubeConfig, kube::SharedStatus)> {
-    let SourceConfig::Kubernetes(kubeconfig) = &config.source else { return None };
-    let client = kube::KubeConfig::new(kubeconfig.clone(), config.node_name.clone());
-    Some((client, Arc::clone(sources)))
+/// Does what needs more capabilities than `weir run` does otherwise, and leaves the rest to it: the
+/// host's settings are made, programs and maps are loaded and pinned.
+pub fn init(config: &Config) -> Result<()> {
+    prepare_host(config);
+    loader::check_mounts(&config.bpffs, &config.cgroup)?;
+    let loaded = loader::load(&config.bpffs, &config.sizes)?;
+    tracing::info!(adopted = loaded.adopted, "node prepared; a later `weir run` does the rest");
+    Ok(())
+}
+
+/// Says what there is to say, and makes the host's settings.
+fn prepare_host(config: &Config) {
+    config.notes.iter().for_each(|note| tracing::info!("{note}"));
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if let Some(host) = &config.host {
+        for fault in host::tune(Path::new("/"), &host.conntrack, host.oom_score_adj) {
+            tracing::warn!(fault, "setting not made");
+        }
+    }
 }
 
 /// Loads the programs, when all that they need is there: what cannot work is said before anything
 /// on the node is touched.
 async fn load(config: &Config) -> Result<(Loaded, Clock)> {
-    if let SourceConfig::Kubernetes(kubeconfig) = &config.source {
-        kube::KubeConfig::new(kubeconfig.clone(), config.node_name.clone()).check().await?;
+    if let Some(cluster) = kube::KubeConfig::of(config) {
+        cluster.check().await?;
     }
     loader::check_mounts(&config.bpffs, &config.cgroup)?;
     let mut loaded = loader::load(&config.bpffs, &config.sizes)?;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use crate::model::Prefix;
+use crate::{model::Prefix, node_ips::NodeIps};
 
 /// Where NodePorts answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -88,6 +88,16 @@ pub enum Detector {
 }
 
 impl Detector {
+    /// Whether pods of a family are told at all, with the Node's networks of pods.
+    pub fn tells(&self, ipv4: bool, pod_cidrs: &[Prefix]) -> bool {
+        let of_family = |prefixes: &[Prefix]| prefixes.iter().any(|p| p.is_ipv4() == ipv4);
+        match self {
+            Self::ClusterCidr(prefixes) => of_family(prefixes),
+            Self::NodeCidr => of_family(pod_cidrs),
+            Self::Devices | Self::Bridge(_) | Self::InterfacePrefix(_) => true,
+        }
+    }
+
     /// Whether who comes in by this device is a pod.
     pub fn takes_device(&self, name: &str, uplink: bool) -> bool {
         match self {
@@ -141,13 +151,7 @@ impl Settings {
 
     /// The node's own addresses: the first of each family that its Node has, or the configured one.
     pub fn node_addresses(&self, node: &[IpAddr]) -> Vec<IpAddr> {
-        [true, false]
-            .into_iter()
-            .filter_map(|ipv4| {
-                let configured = self.node_address.filter(|ip| ip.is_ipv4() == ipv4);
-                configured.or_else(|| node.iter().find(|ip| ip.is_ipv4() == ipv4).copied())
-            })
-            .collect()
+        NodeIps::new(self.node_address, node).known()
     }
 }
 

@@ -11,6 +11,8 @@ use tokio::{
     time::timeout,
 };
 
+use crate::reload::Changed;
+
 /// How long parts may take to come to a point where they can be left. A write to the maps is
 /// finished; the largest takes about a second.
 const STOP: Duration = Duration::from_secs(5);
@@ -54,6 +56,8 @@ impl Parts {
         let name = |id: Id| self.names.get(&id).copied().unwrap_or("a part of the agent");
         match end {
             Some(Ok((id, Ok(())))) => End { failed: false, error: anyhow!("{} ended", name(id)) },
+            // That is no failure.
+            Some(Ok((_, Err(error)))) if error.is::<Changed>() => End { failed: true, error },
             Some(Ok((id, Err(error)))) => {
                 End { failed: true, error: error.context(format!("{} failed", name(id))) }
             }

@@ -6,9 +6,7 @@ use crate::cli::LogFormat;
 
 /// The level cannot be understood.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "--log-level {level}: want off, error, warn, info, debug, trace, or directives like `weir=debug`"
-)]
+#[error("`{level}`, want off, error, warn, info, debug, trace, or directives like `weir=debug`")]
 pub struct LevelError {
     level: String,
     #[source]
@@ -61,6 +59,6 @@ mod tests {
             assert!(Log::new(LogFormat::Text, level).is_ok(), "{level}");
         }
         let error = Log::new(LogFormat::Json, "a=b=c").unwrap_err();
-        assert!(error.to_string().contains("--log-level a=b=c"), "{error}");
+        assert!(error.to_string().contains("`a=b=c`, want off"), "{error}");
     }
 }

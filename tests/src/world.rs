@@ -404,6 +404,18 @@ impl World {
     }
 
     /// The same with more flags.
+    pub fn prepare_with(
+        &self,
+        node: &str,
+        objects: &[serde_json::Value],
+        flags: &[&str],
+    ) -> Result<Agent> {
+        let agent = Agent::prepare(self, node, flags)?;
+        agent.apply(objects)?;
+        Ok(agent)
+    }
+
+    /// An agent with these objects besides its Node and more flags, started.
     pub fn start_with(
         &self,
         node: &str,

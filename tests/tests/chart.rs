@@ -12,7 +12,7 @@ use k8s_openapi::api::{
     core::v1::{ConfigMap, Container, Service, ServiceAccount},
     rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule},
 };
-use proxy_userspace::kubeproxy;
+use proxy_userspace::kubeproxy::{self, Given};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -195,10 +195,8 @@ fn rights_are_those_of_kube_proxy_and_bound_to_the_account_that_pods_have() {
 fn the_configuration_of_the_values_is_one_that_the_agent_takes() {
     let objects = objects("dual-stack");
     let map: ConfigMap = typed(&objects[&("ConfigMap".to_owned(), "weir-kube-proxy".to_owned())]);
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("config.conf");
-    fs::write(&path, &map.data.unwrap()["config.conf"]).unwrap();
-    let effective = kubeproxy::load(&path).unwrap();
+    let text = &map.data.unwrap()["config.conf"];
+    let effective = kubeproxy::of_file("config.conf", text, Given::default()).unwrap().effective;
     assert!(effective.warnings.is_empty(), "{:?}", effective.warnings);
     let daemon_set: DaemonSet = only("dual-stack", "DaemonSet");
     let container = container(&daemon_set);

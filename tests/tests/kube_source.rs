@@ -465,3 +465,25 @@ fn recorded_streams_are_digested() {
         }
     }
 }
+
+#[test]
+fn the_server_of_the_flag_wins_and_the_names_of_nodes_are_told() {
+    let server = ApiServer::start().unwrap();
+    for name in ["node1", "node2"] {
+        server.apply(node(name));
+    }
+    let kubeconfig: Value = serde_json::from_str(&server.kubeconfig()).unwrap();
+    let address = kubeconfig["clusters"][0]["cluster"]["server"].as_str().unwrap().to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let away = dir.path().join("kubeconfig");
+    fs::write(&away, server.kubeconfig().replace(&address, "http://127.0.0.1:1")).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for kubeconfig in [None, Some(away.clone())] {
+        let config = KubeConfig::new(kubeconfig, "node".to_owned()).at(Some(address.clone()));
+        let mut names = runtime.block_on(config.node_names()).unwrap();
+        names.sort();
+        assert_eq!(names, ["node1", "node2"]);
+    }
+    let config = KubeConfig::new(Some(away), "node".to_owned());
+    assert!(runtime.block_on(config.node_names()).is_err());
+}

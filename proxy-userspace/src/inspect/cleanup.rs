@@ -10,13 +10,33 @@ use anyhow::{Context as _, Result, bail};
 
 use super::output;
 use crate::{
-    cli::Cleanup,
+    cli::{Bpffs, Cleanup},
     datapath::{clsact, pins::PinPaths, sys},
+    remains,
 };
 
 /// `weir cleanup`. Can be repeated, also after it was interrupted.
 pub fn cleanup(flags: &Cleanup) -> Result<()> {
-    let bpffs = &flags.bpffs.bpffs;
+    if flags.kube_proxy { others() } else { own(&flags.bpffs.bpffs) }
+}
+
+/// `weir run --cleanup`: both. A part that fails does not keep the other from being tried.
+pub fn cleanup_all(bpffs: &Bpffs) -> Result<()> {
+    match (own(&bpffs.bpffs), others()) {
+        (Err(own), Err(others)) => bail!("{own:#}; {others:#}"),
+        (own, others) => own.and(others),
+    }
+}
+
+fn others() -> Result<()> {
+    let done = remains::remove()?;
+    if done.is_empty() {
+        return output::print("nothing of kube-proxy's on this node\n");
+    }
+    done.iter().try_for_each(|line| output::print(&format!("kube-proxy: {line}\n")))
+}
+
+fn own(bpffs: &Path) -> Result<()> {
     // Below another file system, a directory of our name holds somebody's files.
     let kind = sys::file_system(bpffs).with_context(|| format!("use {}", bpffs.display()))?;
     if kind != sys::BPF_FS_MAGIC {

@@ -1,7 +1,7 @@
 //! What a valid file means here.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     time::Duration,
 };
@@ -9,15 +9,11 @@ use std::{
 use proxy_common::flow::Timeouts;
 use serde_json::Value;
 
-use super::{
-    duration::GoDuration,
-    file::{
-        CONFIG_SYNC_PERIOD, KubeProxyConfiguration, MASQUERADE_BIT, OOM_SCORE_ADJ, SYNC_PERIOD,
-    },
-};
+use super::{document, duration::GoDuration, file::KubeProxyConfiguration};
 use crate::{
     cli::LogFormat,
     config::{HEALTHZ, METRICS},
+    families::Named,
     model::Prefix,
     settings::{Behaviour, Detector, NodePortAddresses, Settings},
 };
@@ -29,10 +25,10 @@ pub struct Effective {
     pub node_name: Option<String>,
     /// `None`: the cluster we run in.
     pub kubeconfig: Option<PathBuf>,
-    /// The health server.
-    pub healthz: SocketAddr,
-    /// The metrics server.
-    pub metrics: SocketAddr,
+    /// The health server, if there is one.
+    pub healthz: Option<SocketAddr>,
+    /// The metrics server, if there is one.
+    pub metrics: Option<SocketAddr>,
     /// A server that cannot have its port ends the agent.
     pub hard_fail: bool,
     /// A change that waits so long makes the proxy unhealthy.
@@ -49,6 +45,8 @@ pub struct Effective {
     pub timeouts: Timeouts,
     /// Settings of the host to make; `None`: none.
     pub host: Option<Host>,
+    /// What is only compared with the node's families.
+    pub named: Named,
     /// To be said at the start: what an operator may rely on, and is not so.
     pub warnings: Vec<String>,
     /// To be said at the start, of less weight.
@@ -56,7 +54,7 @@ pub struct Effective {
 }
 
 /// Settings of the host.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Of the kernel's own connection tracking.
     pub conntrack: Conntrack,
@@ -103,21 +101,21 @@ fn given(text: &str) -> Option<&str> {
     Some(text.trim()).filter(|text| !text.is_empty())
 }
 
-fn seconds(value: Option<GoDuration>, default: f64) -> Option<u64> {
-    let value = value.unwrap_or(GoDuration::seconds(default)).to_std().as_secs();
+fn seconds(value: Option<GoDuration>) -> Option<u64> {
+    let value = value.unwrap_or_default().to_std().as_secs();
     (value > 0).then_some(value)
 }
 
 fn conntrack(config: &KubeProxyConfiguration) -> Conntrack {
     let section = &config.conntrack;
-    let per_core = section.max_per_core.unwrap_or(32_768).unsigned_abs();
-    let min = section.min.unwrap_or(131_072).unsigned_abs();
+    let per_core = section.max_per_core.unwrap_or_default().unsigned_abs();
+    let min = section.min.unwrap_or_default().unsigned_abs();
     Conntrack {
         max: (per_core > 0).then_some((per_core, min)),
-        tcp_established: seconds(section.tcp_established_timeout, 86_400.0),
-        tcp_close_wait: seconds(section.tcp_close_wait_timeout, 3_600.0),
-        udp: seconds(section.udp_timeout, 0.0),
-        udp_stream: seconds(section.udp_stream_timeout, 0.0),
+        tcp_established: seconds(section.tcp_established_timeout),
+        tcp_close_wait: seconds(section.tcp_close_wait_timeout),
+        udp: seconds(section.udp_timeout),
+        udp_stream: seconds(section.udp_stream_timeout),
         be_liberal: section.tcp_be_liberal,
     }
 }
@@ -165,76 +163,18 @@ fn loopback(config: &KubeProxyConfiguration, addresses: &NodePortAddresses) -> [
             [on && (addresses.all || listed[0]), false]
         }
         "ebpf" => [addresses.all || listed[0], addresses.all || listed[1]],
+        // Who lists a loopback address wants it, unless the gate says otherwise.
+        "nftables"
+            if config.feature_gates.get("KubeProxyNFTablesLocalhostNodePorts") == Some(&false) =>
+        {
+            [false; 2]
+        }
         _ => listed,
     }
 }
 
-/// Whether some field of a section is set to anything but nothing.
-fn says_something(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => false,
-        Value::String(text) => !text.is_empty(),
-        Value::Object(fields) => fields.values().any(says_something),
-        _ => true,
-    }
-}
-
-/// Fields that mean nothing here, with what to say of each that is set.
-fn ignored(config: &KubeProxyConfiguration, warnings: &mut Vec<String>, notes: &mut Vec<String>) {
-    let ipvs = &config.ipvs;
-    let timeouts = [ipvs.tcp_timeout, ipvs.tcp_fin_timeout, ipvs.udp_timeout];
-    for (set, text) in [
-        (config.enable_profiling, "enableProfiling: there are no Go profiles to serve"),
-        (!ipvs.scheduler.is_empty(), "ipvs.scheduler: backends are drawn at random"),
-        (!ipvs.exclude_cidrs.is_empty(), "ipvs.excludeCIDRs: no IPVS services are cleaned up"),
-        (
-            ipvs.strict_arp,
-            "ipvs.strictARP: no address is ever added to an interface, so ARP needs no care",
-        ),
-        (
-            timeouts.iter().flatten().any(|t| t.seconds > 0.0),
-            "ipvs.tcpTimeout, tcpFinTimeout, udpTimeout: flows here have the timeouts of conntrack",
-        ),
-        (
-            says_something(&config.winkernel) || config.windows_run_as_service,
-            "winkernel, windowsRunAsService: this is Linux",
-        ),
-    ] {
-        if set {
-            warnings.push(format!("{text}; ignored"));
-        }
-    }
-    let client = &config.client_connection;
-    for (set, text) in [
-        (
-            !client.accept_content_types.is_empty() || !client.content_type.is_empty(),
-            "clientConnection.contentType, acceptContentTypes: the API is spoken to in JSON",
-        ),
-        (
-            client.qps.unwrap_or(0.0) != 0.0 || client.burst.unwrap_or(0) != 0,
-            "clientConnection.qps, burst: three or four watches need no limit",
-        ),
-        (
-            config.iptables.masquerade_bit.is_some_and(|bit| bit != MASQUERADE_BIT)
-                || config.nftables.masquerade_bit.is_some_and(|bit| bit != MASQUERADE_BIT),
-            "masqueradeBit: packets are not marked",
-        ),
-        (!config.port_range.is_empty(), "portRange: unused, in kube-proxy too"),
-        (
-            GoDuration::or(config.config_sync_period, CONFIG_SYNC_PERIOD).seconds
-                != CONFIG_SYNC_PERIOD,
-            "configSyncPeriod: the watch decides",
-        ),
-        (
-            !config.show_hidden_metrics_for_version.is_empty(),
-            "showHiddenMetricsForVersion: no metric is hidden",
-        ),
-        (!config.logging.vmodule.is_empty(), "logging.vmodule: use --log-level"),
-    ] {
-        if set {
-            notes.push(format!("{text}; ignored"));
-        }
-    }
+/// Gates that do nothing, and those that nobody knows.
+fn gates(config: &KubeProxyConfiguration, warnings: &mut Vec<String>, notes: &mut Vec<String>) {
     for gate in config.feature_gates.keys() {
         match gate.as_str() {
             "AllowServiceExternalIPs" | "KubeProxyNFTablesLocalhostNodePorts" => {}
@@ -256,23 +196,13 @@ fn ignored(config: &KubeProxyConfiguration, warnings: &mut Vec<String>, notes: &
     }
 }
 
-/// Translates a valid file.
-pub fn effective(config: &KubeProxyConfiguration) -> Effective {
-    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
-    ignored(config, &mut warnings, &mut notes);
+/// Translates a valid, completed configuration.
+pub fn effective(config: &KubeProxyConfiguration, document: &Value) -> Effective {
+    let (mut warnings, mut notes) = document::without_effect(document);
+    gates(config, &mut warnings, &mut notes);
     let mode = config.mode.as_str();
     let bind: Option<IpAddr> = given(&config.bind_address).and_then(|text| text.parse().ok());
-    let (any, loopback_ip): (IpAddr, IpAddr) = if bind.is_some_and(|ip| ip.is_ipv6()) {
-        (Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::LOCALHOST.into())
-    } else {
-        (HEALTHZ.ip(), METRICS.ip())
-    };
-    let healthz = given(&config.healthz_bind_address)
-        .and_then(|text| address(text, HEALTHZ.port()))
-        .unwrap_or(SocketAddr::new(any, HEALTHZ.port()));
-    let metrics = given(&config.metrics_bind_address)
-        .and_then(|text| address(text, METRICS.port()))
-        .unwrap_or(SocketAddr::new(loopback_ip, METRICS.port()));
+    let server = |text: &str, default: SocketAddr| address(text, default.port());
     let unset = config.node_port_addresses.is_empty();
     let node_ports = match mode {
         "nftables" if unset => NodePortAddresses { primary: true, ..Default::default() },
@@ -290,14 +220,14 @@ pub fn effective(config: &KubeProxyConfiguration) -> Effective {
         "ipvs" => (config.ipvs.sync_period, config.iptables.masquerade_all),
         _ => (config.iptables.sync_period, config.iptables.masquerade_all),
     };
-    let sync = GoDuration::or(sync, SYNC_PERIOD).to_std();
+    let sync = sync.unwrap_or_default().to_std();
     let conntrack = conntrack(config);
     let external_ips = config.feature_gates.get("AllowServiceExternalIPs").copied();
     Effective {
-        node_name: given(&config.hostname_override).map(str::to_owned),
+        node_name: Some(config.hostname_override.clone()).filter(|name| !name.is_empty()),
         kubeconfig: given(&config.client_connection.kubeconfig).map(PathBuf::from),
-        healthz,
-        metrics,
+        healthz: server(&config.healthz_bind_address, HEALTHZ),
+        metrics: server(&config.metrics_bind_address, METRICS),
         hard_fail: config.bind_address_hard_fail,
         late_after: sync * 2,
         log_format: if config.logging.format == "json" { LogFormat::Json } else { LogFormat::Text },
@@ -318,10 +248,19 @@ pub fn effective(config: &KubeProxyConfiguration) -> Effective {
             node_address: bind.filter(|ip| !ip.is_unspecified()),
         },
         timeouts: timeouts(&conntrack),
-        host: Some(Host {
-            conntrack,
-            oom_score_adj: config.oom_score_adj.unwrap_or(OOM_SCORE_ADJ),
-        }),
+        named: Named {
+            cluster_cidrs: cluster_cidrs(&config.cluster_cidr).unwrap_or_default(),
+            exclude_cidrs: config
+                .ipvs
+                .exclude_cidrs
+                .iter()
+                .filter_map(|text| Prefix::parse(text))
+                .collect(),
+            source_vip: document::get(document, "winkernel.sourceVip")
+                .and_then(Value::as_str)
+                .and_then(|text| text.parse().ok()),
+        },
+        host: Some(Host { conntrack, oom_score_adj: config.oom_score_adj.unwrap_or_default() }),
         warnings,
         notes,
     }

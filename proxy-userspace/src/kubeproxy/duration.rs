@@ -12,16 +12,6 @@ pub struct GoDuration {
 }
 
 impl GoDuration {
-    /// So many seconds.
-    pub const fn seconds(seconds: f64) -> Self {
-        Self { seconds }
-    }
-
-    /// A value, or a default for one that is missing or zero, which kube-proxy treats alike.
-    pub fn or(value: Option<Self>, default: f64) -> Self {
-        value.filter(|value| value.seconds != 0.0).unwrap_or(Self::seconds(default))
-    }
-
     /// For use; negative ones are zero.
     pub fn to_std(self) -> Duration {
         Duration::try_from_secs_f64(self.seconds).unwrap_or_default()

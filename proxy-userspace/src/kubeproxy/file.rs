@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::duration::GoDuration;
+use super::{document, duration::GoDuration};
 
 /// What `apiVersion` must say.
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
@@ -19,8 +19,8 @@ fn absent<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// A struct of fields that may be left out or null. kube-proxy names and documents them; a default
-/// that is not the type's own is a constant below.
+/// A struct of fields that may be left out or null. kube-proxy names and documents them; defaults
+/// are in [`super::fields`].
 macro_rules! section {
     ($(#[$meta:meta])* $name:ident { $($(#[$of_field:meta])* $field:ident: $kind:ty,)* }) => {
         $(#[$meta])*
@@ -150,17 +150,17 @@ section! {
     }
 }
 
-/// `syncPeriod` of every mode, in seconds.
-pub const SYNC_PERIOD: f64 = 30.0;
-/// `configSyncPeriod`, in seconds.
-pub const CONFIG_SYNC_PERIOD: f64 = 900.0;
-/// `masqueradeBit` of every mode.
-pub const MASQUERADE_BIT: i64 = 14;
-/// `oomScoreAdj`.
-pub const OOM_SCORE_ADJ: i64 = -999;
+/// A file as it was read.
+#[derive(Debug)]
+pub struct Read {
+    /// Its fields.
+    pub value: Value,
+    /// What in it is no part of such a file.
+    pub notes: Vec<String>,
+}
 
 /// Reads the text, and says what in it is not part of such a file.
-pub fn parse(text: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String> {
+pub fn read(text: &str) -> Result<Read, String> {
     let mut notes = Vec::new();
     let value: Value = match serde_saphyr::from_str(text) {
         Ok(value) => value,
@@ -185,12 +185,12 @@ pub fn parse(text: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String
             return Err(format!("{field}: `{found}`, want `{want}`"));
         }
     }
-    let mut unknown = Vec::new();
-    let config = serde_ignored::deserialize(value, |path| {
-        // A section may be null, which shows in the path as a `?` of its own.
-        unknown.push(path.to_string().replace(".?", ""));
-    })
-    .map_err(|error| error.to_string())?;
+    let unknown = document::unknown(&value);
     notes.extend(unknown.into_iter().map(|path| format!("{path}: unknown field, ignored")));
-    Ok((config, notes))
+    Ok(Read { value, notes })
+}
+
+/// A file that says nothing.
+pub fn empty() -> Value {
+    serde_json::json!({"apiVersion": API_VERSION, "kind": KIND})
 }

@@ -1,78 +1,18 @@
 //! The file as operators have it.
 
+mod each;
+mod flags;
+mod page;
+
 use super::*;
 use crate::{cli::LogFormat, settings::Detector};
 
 /// What kubeadm writes when nothing is configured: every field there is, most of them empty.
-const KUBEADM: &str = r#"
-apiVersion: kubeproxy.config.k8s.io/v1alpha1
-bindAddress: 0.0.0.0
-bindAddressHardFail: false
-clientConnection:
-  acceptContentTypes: ""
-  burst: 0
-  contentType: ""
-  kubeconfig: /var/lib/kube-proxy/kubeconfig.conf
-  qps: 0
-clusterCIDR: ""
-configSyncPeriod: 0s
-conntrack:
-  maxPerCore: null
-  min: null
-  tcpBeLiberal: false
-  tcpCloseWaitTimeout: null
-  tcpEstablishedTimeout: null
-  udpStreamTimeout: 0s
-  udpTimeout: 0s
-detectLocal:
-  bridgeInterface: ""
-  interfaceNamePrefix: ""
-detectLocalMode: ""
-enableProfiling: false
-healthzBindAddress: ""
-hostnameOverride: ""
-iptables:
-  localhostNodePorts: null
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-ipvs:
-  excludeCIDRs: null
-  minSyncPeriod: 0s
-  scheduler: ""
-  strictARP: false
-  syncPeriod: 0s
-  tcpFinTimeout: 0s
-  tcpTimeout: 0s
-  udpTimeout: 0s
-kind: KubeProxyConfiguration
-logging:
-  flushFrequency: 0
-  options:
-    json:
-      infoBufferSize: "0"
-    text:
-      infoBufferSize: "0"
-  verbosity: 0
-metricsBindAddress: ""
-mode: ""
-nftables:
-  masqueradeAll: false
-  masqueradeBit: null
-  minSyncPeriod: 0s
-  syncPeriod: 0s
-nodePortAddresses: null
-oomScoreAdj: null
-portRange: ""
-showHiddenMetricsForVersion: ""
-winkernel:
-  enableDSR: false
-  forwardHealthCheckVip: false
-  networkName: ""
-  rootHnsEndpointName: ""
-  sourceVip: ""
-"#;
+const KUBEADM: &str = include_str!("../../../tests/fixtures/kubeadm-kube-proxy.conf");
+
+fn from_text(name: &str, text: &str) -> Result<Effective, ConfigFileError> {
+    of_file(name, text, Given::default()).map(|loaded| loaded.effective)
+}
 
 fn read(fields: &str) -> Result<Effective, String> {
     let text = format!(
@@ -87,8 +27,8 @@ fn conformance_165_kubeadm_s_file_starts_with_one_warning() {
     assert_eq!(effective.warnings.len(), 1, "{:?}", effective.warnings);
     assert!(effective.warnings[0].starts_with("nodePortAddresses is not set"));
     assert_eq!(effective.kubeconfig.unwrap().to_str(), Some("/var/lib/kube-proxy/kubeconfig.conf"));
-    assert_eq!(effective.healthz.to_string(), "0.0.0.0:10256");
-    assert_eq!(effective.metrics.to_string(), "127.0.0.1:10249");
+    assert_eq!(effective.healthz.unwrap().to_string(), "0.0.0.0:10256");
+    assert_eq!(effective.metrics.unwrap().to_string(), "127.0.0.1:10249");
     assert_eq!(effective.behaviour.loopback, [true, false]);
     assert_eq!(effective.behaviour.detector, Detector::Devices);
     assert!(effective.settings.node_ports.all && effective.settings.external_ips);
@@ -204,8 +144,8 @@ fn conformance_168_addresses_of_the_servers_follow_the_bind_address() {
         ),
     ] {
         let effective = read(fields).unwrap();
-        assert_eq!(effective.healthz.to_string(), healthz, "{fields}");
-        assert_eq!(effective.metrics.to_string(), metrics, "{fields}");
+        assert_eq!(effective.healthz.unwrap().to_string(), healthz, "{fields}");
+        assert_eq!(effective.metrics.unwrap().to_string(), metrics, "{fields}");
     }
 }
 
@@ -229,6 +169,53 @@ fn conformance_171_the_mode_chooses_the_section() {
 }
 
 #[test]
+fn conformance_171_what_the_mode_does_not_read_is_noted() {
+    let all = "iptables: {masqueradeAll: true, syncPeriod: 10s}\nipvs: {syncPeriod: 20s}\n\
+               nftables: {masqueradeAll: true}\n";
+    for (mode, unread) in [
+        ("iptables", vec!["ipvs.syncPeriod", "nftables.masqueradeAll"]),
+        ("ipvs", vec!["iptables.syncPeriod", "nftables.masqueradeAll"]),
+        ("nftables", vec!["iptables.masqueradeAll", "iptables.syncPeriod", "ipvs.syncPeriod"]),
+    ] {
+        let effective = read(&format!("{all}mode: {mode}\nclusterCIDR: 10.1.0.0/16")).unwrap();
+        let want: Vec<_> =
+            unread.iter().map(|path| format!("{path}: not read with mode `{mode}`")).collect();
+        assert_eq!(effective.notes, want);
+    }
+}
+
+#[test]
+fn every_field_of_the_shape_is_in_the_table_and_the_other_way_round() {
+    let document = nothing().document;
+    assert_eq!(document::unknown(&document), Vec::<String>::new());
+    for field in fields::FIELDS {
+        // A value of no type that any field has.
+        let mut wrong = document.clone();
+        document::set(&mut wrong, field.path, serde_json::json!([[[]]]));
+        let free = ["logging.options.", "logging.flushFrequency", "logging.vmodule", "winkernel."];
+        let read = serde_json::from_value::<KubeProxyConfiguration>(wrong).is_err();
+        assert_eq!(read, !free.iter().any(|path| field.path.starts_with(path)), "{}", field.path);
+    }
+}
+
+#[test]
+fn what_is_written_down_is_read_back() {
+    for fields in [
+        "",
+        "bindAddress: '::'\nmode: nftables\nhealthzBindAddress: '::1'\nlogging: {verbosity: 3}",
+    ] {
+        let text = format!(
+            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{fields}\n"
+        );
+        let first = of_file("a", &text, Given::default()).unwrap();
+        let yaml = serde_saphyr::to_string(&first.document).unwrap();
+        let second = of_file("b", &yaml, Given::default()).unwrap();
+        assert_eq!(first.document, second.document);
+        assert_eq!(second.effective.warnings, first.effective.warnings);
+    }
+}
+
+#[test]
 fn fields_act() {
     let effective = read(
         "hostnameOverride: ' Node7 '\nbindAddressHardFail: true\n\
@@ -240,7 +227,7 @@ fn fields_act() {
          conntrack: {udpTimeout: 40s, udpStreamTimeout: 2m, tcpCloseWaitTimeout: 30m, tcpBeLiberal: true}",
     )
     .unwrap();
-    assert_eq!(effective.node_name.as_deref(), Some("Node7"));
+    assert_eq!(effective.node_name.as_deref(), Some(" Node7 "));
     assert!(effective.hard_fail && !effective.settings.external_ips);
     assert_eq!((effective.log_format, effective.log_level), (LogFormat::Json, "debug"));
     assert_eq!(effective.settings.node_address, Some("10.9.0.7".parse().unwrap()));

@@ -5,10 +5,7 @@ use std::net::IpAddr;
 use super::{
     apply::{address, cluster_cidrs},
     duration::GoDuration,
-    file::{
-        CONFIG_SYNC_PERIOD, ConntrackSection, KubeProxyConfiguration, MASQUERADE_BIT,
-        OOM_SCORE_ADJ, SYNC_PERIOD,
-    },
+    file::{ConntrackSection, KubeProxyConfiguration},
 };
 use crate::{
     config::{HEALTHZ, METRICS},
@@ -33,8 +30,7 @@ impl Faults {
     }
 
     fn periods(&mut self, sync: Option<GoDuration>, min: Option<GoDuration>, section: &str) {
-        let default_min = if section == "ipvs" { 0.0 } else { 1.0 };
-        let (sync, min) = (GoDuration::or(sync, SYNC_PERIOD), GoDuration::or(min, default_min));
+        let (sync, min) = (sync.unwrap_or_default(), min.unwrap_or_default());
         self.unless(sync.seconds > 0.0, &format!("{section}.syncPeriod"), "must be more than 0");
         let field = format!("{section}.minSyncPeriod");
         self.unless(min.seconds >= 0.0, &field, format!("{min} is negative"));
@@ -42,7 +38,7 @@ impl Faults {
     }
 
     fn bit(&mut self, bit: Option<i64>, section: &str) {
-        let bit = bit.unwrap_or(MASQUERADE_BIT);
+        let bit = bit.unwrap_or_default();
         let field = format!("{section}.masqueradeBit");
         self.unless((0..=31).contains(&bit), &field, format!("{bit} is not in 0..31"));
     }
@@ -65,7 +61,7 @@ impl Faults {
     }
 }
 
-/// All that is wrong.
+/// All that is wrong with a completed configuration.
 pub fn faults(config: &KubeProxyConfiguration) -> Vec<String> {
     let mut faults = Faults::default();
     let mode = config.mode.as_str();
@@ -118,14 +114,14 @@ pub fn faults(config: &KubeProxyConfiguration) -> Vec<String> {
     if let Err(fault) = NodePortAddresses::parse(&config.node_port_addresses) {
         faults.unless(false, "nodePortAddresses", fault);
     }
-    let oom = config.oom_score_adj.unwrap_or(OOM_SCORE_ADJ);
+    let oom = config.oom_score_adj.unwrap_or_default();
     faults.unless(
         (-1_000..=1_000).contains(&oom),
         "oomScoreAdj",
         format!("{oom} is not in -1000..1000"),
     );
     faults.conntrack(&config.conntrack);
-    let period = GoDuration::or(config.config_sync_period, CONFIG_SYNC_PERIOD);
+    let period = config.config_sync_period.unwrap_or_default();
     faults.unless(period.seconds > 0.0, "configSyncPeriod", "must be more than 0");
     faults.0
 }

@@ -7,12 +7,11 @@
 use std::{
     collections::BTreeMap,
     fmt::Debug,
-    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use futures::StreamExt as _;
 use k8s_openapi::{
     api::{
@@ -23,11 +22,13 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::{
-    Api, Client, Resource,
-    config::{KubeConfigOptions, Kubeconfig},
+    Api, Resource,
     runtime::watcher::{self, Event as WatchEvent},
 };
 
+mod access;
+
+pub use self::access::KubeConfig;
 use super::{Change, Event, EventSender, ObjectKey};
 use crate::model::convert;
 
@@ -41,51 +42,6 @@ const BACKOFF_LAST: Duration = Duration::from_secs(30);
 
 /// How soon a kind that was not there is asked for again.
 const OPTIONAL_RETRY: Duration = Duration::from_secs(120);
-
-/// How to reach the cluster.
-#[derive(Clone, Debug)]
-pub struct KubeConfig {
-    kubeconfig: Option<PathBuf>,
-    node_name: String,
-    /// A stream that is silent for so long is given up and opened again.
-    pub idle: Duration,
-    /// Ask for initial lists as part of the watch (WatchList), where the server can.
-    pub stream_lists: bool,
-}
-
-impl KubeConfig {
-    /// With the defaults of a real cluster.
-    pub fn new(kubeconfig: Option<PathBuf>, node_name: String) -> Self {
-        Self { kubeconfig, node_name, idle: STALE, stream_lists: true }
-    }
-
-    /// Whether the cluster's address and credentials are known, without asking it anything.
-    pub async fn check(&self) -> Result<()> {
-        self.client().await.map(drop)
-    }
-
-    /// A client, and the host it asks.
-    pub(crate) async fn client(&self) -> Result<(Client, String)> {
-        let mut config = match &self.kubeconfig {
-            Some(path) => {
-                let file = Kubeconfig::read_from(path)
-                    .with_context(|| format!("read kubeconfig {}", path.display()))?;
-                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                    .await
-                    .with_context(|| format!("use kubeconfig {}", path.display()))?
-            }
-            None => kube::Config::incluster().context(
-                "find the cluster this runs in: give --kubeconfig or --manifests outside of one",
-            )?,
-        };
-        // The stream's own idle limit decides, not the client's.
-        config.read_timeout = Some(self.idle + Duration::from_secs(30));
-        // Failures are ours to count, to tell and to wait out.
-        config.default_retry = false;
-        let host = config.cluster_url.host().unwrap_or_default().to_owned();
-        Ok((Client::try_from(config).context("make a client for the API server")?, host))
-    }
-}
 
 /// What is known of one kind's stream.
 #[derive(Clone, Debug, Default)]
