@@ -227,7 +227,7 @@ pub struct Explain {
     /// Address of the client. An address of this node means a process of it.
     #[arg(value_name = "SRC")]
     pub source: IpAddr,
-    /// Where to, such as 10.96.0.10:80/TCP or [fd00::a]:53/UDP.
+    /// Where to, such as 10.96.0.10:80/TCP or `[fd00::a]:53/UDP`.
     #[arg(value_name = "DST:PORT/PROTO")]
     pub destination: Destination,
     /// Device that the client's packets come in by [default: the one the route to it leaves by]
