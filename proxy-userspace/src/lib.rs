@@ -4,6 +4,7 @@
 #![deny(unsafe_code)]
 
 pub mod alloc;
+pub mod check;
 pub mod cli;
 pub mod clock;
 pub mod config;
