@@ -13,6 +13,7 @@ pub mod devices;
 pub mod events;
 pub mod family;
 pub mod gc;
+pub mod guard;
 pub mod health;
 pub mod healthcheck;
 pub mod host;

@@ -29,7 +29,7 @@ use proxy_common::counter::{Counter, FrontEnd, new_flows};
 use self::make::Maker;
 
 use crate::{
-    datapath::{layout::Sizes, pins::Pins},
+    datapath::{guard::What, layout::Sizes, pins::Pins},
     events::Reporter,
     gc::Sweep,
     health::Health,
@@ -88,6 +88,9 @@ struct Inner {
     failures: IntCounter,
     requests: IntCounterVec,
     findings: IntGaugeVec,
+    repairs: IntCounterVec,
+    losses: IntGauge,
+    attached: IntGaugeVec,
 }
 
 /// Adds what `total` is ahead of the counter.
@@ -201,6 +204,20 @@ impl Metrics {
                 "Values in objects that cannot be used or programmed.",
                 &["kind", "reason"],
             )?,
+            repairs: make.counters(
+                "weir_datapath_repairs_total",
+                "Links, filters and pins that were lost and put back.",
+                &["what"],
+            )?,
+            losses: make.gauge(
+                "weir_datapath_losses",
+                "Links, filters and pins that are lost and could not be put back yet.",
+            )?,
+            attached: make.gauges(
+                "weir_datapath_attached",
+                "Devices or cgroups where a program runs.",
+                &["program"],
+            )?,
             registry: registry.clone(),
             status,
             tables,
@@ -257,6 +274,7 @@ impl Metrics {
             let total = inner.tables.counter(counter as u32).context("read COUNTERS")?;
             raise(&inner.packets.with_label_values(&labels), total);
         }
+        inner.take_guard();
         inner.take_new_flows().context("read COUNTERS")?;
         for (counters, answers) in [
             (&inner.healthz, inner.health.healthz_answers()),
@@ -287,6 +305,18 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    fn take_guard(&self) {
+        let report = self.health.dataplane().read();
+        self.losses.set(report.losses.len() as i64);
+        for what in What::ALL {
+            let total = report.repairs.get(&what).copied().unwrap_or_default();
+            raise(&self.repairs.with_label_values(&[what.label()]), total);
+        }
+        for (program, count) in report.attached {
+            self.attached.with_label_values(&[program]).set(count as i64);
+        }
     }
 
     fn take_changes(&self, status: &Status) {

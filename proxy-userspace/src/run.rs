@@ -20,6 +20,7 @@ use crate::{
         kernel::KernelDatapath,
         loader::{self, Loaded},
         pins::Pins,
+        sys,
     },
     devices::{self, Follower},
     events::{self, Reporter},
@@ -74,6 +75,7 @@ impl Agent {
                 tracing::warn!(fault, "setting not made");
             }
         }
+        sys::raise_open_files().context("raise the limit on open files")?;
         let status = SharedStatus::default();
         let problems = manifest::Problems::default();
         let sources = kube::SharedStatus::default();

@@ -60,6 +60,11 @@ fn scraped() -> String {
         }],
         ..Status::default()
     });
+    metrics.0.health.dataplane().change(|report| {
+        report.losses = vec!["link tc_egress-4 is detached".to_owned()];
+        report.repairs.insert(What::MapPin, 28);
+        report.attached.insert("tc_ingress", 29);
+    });
     let observe = metrics.observer();
     observe(Observation::Sync { duration: Duration::from_millis(3), full: true });
     observe(Observation::Sync { duration: Duration::from_millis(1), full: false });
@@ -123,8 +128,11 @@ fn names_types_and_labels_are_as_documented() {
         kubeproxy_sync_proxy_rules_service_changes_pending gauge
         kubeproxy_sync_proxy_rules_service_changes_total counter
         weir_build_info gauge version
+        weir_datapath_attached gauge program
+        weir_datapath_losses gauge
         weir_datapath_new_flows_total counter frontend,ip_family,protocol
         weir_datapath_packets_total counter hook,reason,verdict
+        weir_datapath_repairs_total counter what
         weir_findings gauge kind,reason
         weir_sync_failures_total counter
         weir_table_capacity gauge table
@@ -201,6 +209,10 @@ fn values_are_where_they_belong() {
             3.0,
         ),
         ("kubeproxy_proxy_livez_total{code=\"503\"}", 0.0),
+        ("weir_datapath_losses", 1.0),
+        ("weir_datapath_repairs_total{what=\"map-pin\"}", 28.0),
+        ("weir_datapath_repairs_total{what=\"link\"}", 0.0),
+        ("weir_datapath_attached{program=\"tc_ingress\"}", 29.0),
     ] {
         assert_eq!(series.get(name), Some(&value), "{name} in\n{text}");
     }
