@@ -84,7 +84,7 @@ pub struct Run {
     /// Address of /healthz, /livez and /readyz [default: 0.0.0.0:10256]
     #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", value_name = "ADDR")]
     pub healthz_bind_address: Option<SocketAddr>,
-    /// Address of /metrics and /proxyMode [default: 127.0.0.1:10249]
+    /// Address of /metrics, /metrics/slis, /configz and /proxyMode [default: 127.0.0.1:10249]
     #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", value_name = "ADDR")]
     pub metrics_bind_address: Option<SocketAddr>,
     /// Rows of the service, address and backend tables, each per family.

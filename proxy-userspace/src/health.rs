@@ -10,6 +10,8 @@
 //! Both families are written in one go, so they share their times; a change that waits is late in
 //! both. A directory of manifests need not hold a Node: without one the node counts as staying.
 
+mod slis;
+
 use std::{
     net::SocketAddr,
     sync::{
@@ -24,6 +26,7 @@ use axum::{Router, extract::State, response::Response, routing::any};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+pub use self::slis::Slis;
 use crate::{
     events::Reporter,
     guard::SharedReport,
@@ -180,6 +183,7 @@ pub struct Health {
     /// Objects come from a directory: there need not be a Node.
     manifests: bool,
     timeout: Duration,
+    slis: Slis,
     shared: Arc<Shared>,
 }
 
@@ -218,16 +222,17 @@ impl Health {
         problems: manifest::Problems,
         sources: kube::SharedStatus,
         manifests: bool,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        Ok(Self {
             status,
             problems,
             sources,
             listeners: watch::channel(Vec::new()).1,
             manifests,
             timeout: TIMEOUT,
+            slis: Slis::new()?,
             shared: Arc::default(),
-        }
+        })
     }
 
     /// Tells also of health checks that could not get their port.
@@ -255,6 +260,11 @@ impl Health {
         self.shared.dataplane.clone()
     }
 
+    /// Results of the checks behind the answers.
+    pub fn slis(&self) -> &Slis {
+        &self.slis
+    }
+
     /// Answers of `/healthz`, by code.
     pub fn healthz_answers(&self) -> [(&'static str, u64); 2] {
         self.shared.healthz.totals()
@@ -275,13 +285,18 @@ impl Health {
         let status = reconcile::read(&self.status);
         let losses = self.dataplane().read().losses;
         let now = Now::read(self.timeout);
+        self.slis.observe("healthz", "sync", keeps_up(&status, now));
+        self.slis.observe("healthz", "dataplane", losses.is_empty());
+        self.slis.observe("healthz", "node-eligible", eligible(&status, self.manifests));
         self.shared.healthz.give(healthz(&status, &losses, self.manifests, now))
     }
 
     fn livez(&self) -> Response {
         let losses = self.dataplane().read().losses;
-        let now = Now::read(self.timeout);
-        self.shared.livez.give(livez(&reconcile::read(&self.status), &losses, now))
+        let (status, now) = (reconcile::read(&self.status), Now::read(self.timeout));
+        self.slis.observe("livez", "sync", keeps_up(&status, now));
+        self.slis.observe("livez", "dataplane", losses.is_empty());
+        self.shared.livez.give(livez(&status, &losses, now))
     }
 
     fn readyz(&self) -> Response {
@@ -296,6 +311,7 @@ impl Health {
                 listeners: self.listener_findings(),
             },
         );
+        self.slis.observe("readyz", "ready", ok);
         http::json(ok, &body)
     }
 }

@@ -7,6 +7,7 @@ pub mod alloc;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod configz;
 pub mod datapath;
 pub mod desired;
 pub mod devices;

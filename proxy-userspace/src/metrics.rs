@@ -4,22 +4,16 @@
 //! if it is read from elsewhere, in [`Metrics::render`]; and a line in the test.
 
 mod make;
+mod server;
 
 use std::{
     collections::BTreeMap,
     io,
-    net::SocketAddr,
     sync::Arc,
     time::{Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
-use axum::{
-    Router,
-    http::{StatusCode, header},
-    response::IntoResponse as _,
-    routing::get,
-};
 use prometheus::{
     Encoder as _, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
     Registry, TextEncoder,
@@ -27,13 +21,12 @@ use prometheus::{
 use proxy_common::counter::{Counter, FrontEnd, new_flows};
 
 use self::make::Maker;
+pub use self::server::serve;
 
 use crate::{
     datapath::{guard::What, layout::Sizes, pins::Pins},
-    events::Reporter,
     gc::Sweep,
     health::Health,
-    http,
     reconcile::{self, Observation, Observer, SharedStatus, Status},
     source::kube,
 };
@@ -379,32 +372,6 @@ impl Inner {
         }
         self.entries.with_label_values(&["NAMES"]).set(usage.services.into());
         self.capacity.with_label_values(&["NAMES"]).set(sizes.services.into());
-    }
-}
-
-/// The metrics server.
-pub async fn serve(
-    address: SocketAddr,
-    hard_fail: bool,
-    events: Reporter,
-    metrics: Metrics,
-) -> Result<()> {
-    let router = Router::new()
-        .route("/metrics", get(async move || scrape(&metrics)))
-        .route("/healthz", get(async || http::text("ok")))
-        .route("/proxyMode", get(async || http::text("ebpf")));
-    let reason = "FailedToStartMetricServer";
-    let listen = http::Listen { what: "metrics server", address, hard_fail, reason, events };
-    http::serve(listen, router).await
-}
-
-fn scrape(metrics: &Metrics) -> axum::response::Response {
-    match metrics.render() {
-        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
-        Err(error) => {
-            let text = format!("collect metrics: {error:#}\n");
-            (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
-        }
     }
 }
 

@@ -97,7 +97,7 @@ impl Agent {
             Arc::clone(&problems),
             Arc::clone(&sources),
             matches!(config.source, SourceConfig::Manifests(_)),
-        )
+        )?
         .late_after(config.late_after)
         .with_listeners(faults_rx);
         // First of all, so that probes are answered while the rest starts.
@@ -116,8 +116,7 @@ impl Agent {
             health.clone(),
             Arc::clone(&sources),
         )?;
-        let server =
-            metrics::serve(config.metrics, config.hard_fail, events.clone(), metrics.clone());
+        let server = metrics::serve(config, events.clone(), metrics.clone(), health.clone());
         self.parts.spawn("metrics server", server);
 
         let (node_tx, node_rx) = watch::channel(None);

@@ -223,3 +223,42 @@ fn conformance_157_158_with_the_cluster_away_it_is_alive_and_not_ready_on_both_f
         "metrics are for the node alone"
     );
 }
+
+#[test]
+fn the_metrics_server_shows_its_configuration_and_the_results_of_checks() {
+    let world = World::new().unwrap();
+    let agent = world.start("node1", &[]).unwrap();
+    let (status, body) = agent.get(10_249, "/configz").unwrap();
+    assert_eq!(status, 200, "{body}");
+    let shown: Value = serde_json::from_str(&body).unwrap();
+    let shown = &shown["kubeproxy.config.k8s.io"];
+    assert_eq!(shown["kind"], "KubeProxyConfiguration");
+    assert_eq!(shown["hostnameOverride"], "node1");
+    assert_eq!(shown["metricsBindAddress"], "127.0.0.1:10249");
+
+    agent.get(10_256, "/healthz").unwrap();
+    agent.get(10_249, "/healthz").unwrap();
+    let (status, slis) = agent.get(10_249, "/metrics/slis").unwrap();
+    assert_eq!(status, 200, "{slis}");
+    for series in [
+        "kubernetes_healthcheck{name=\"sync\",type=\"healthz\"} 1",
+        "kubernetes_healthcheck{name=\"dataplane\",type=\"healthz\"} 1",
+        "kubernetes_healthcheck{name=\"ready\",type=\"readyz\"} 1",
+        "kubernetes_healthchecks_total{name=\"node-eligible\",status=\"success\",type=\"healthz\"} 1",
+        "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1",
+    ] {
+        assert!(slis.lines().any(|line| line == series), "{series} in\n{slis}");
+    }
+    for (path, word) in [
+        ("/debug/pprof/heap", "perf"),
+        ("/debug/pprof/", "perf"),
+        ("/debug/flags/v", "--log-level"),
+        ("/flagz", "/configz"),
+        ("/statusz", "/readyz"),
+    ] {
+        let (status, body) = agent.get(10_249, path).unwrap();
+        assert_eq!(status, 501, "{path}: {body}");
+        assert!(body.contains(word), "{path}: {body}");
+    }
+    assert_eq!(agent.get(10_249, "/other").unwrap().0, 404);
+}

@@ -27,7 +27,8 @@ impl Tables for Made {
 fn metrics(status: Status) -> Metrics {
     let status = SharedStatus::new(status.into());
     let sources = kube::SharedStatus::default();
-    let health = Health::new(Arc::clone(&status), Default::default(), Arc::clone(&sources), true);
+    let health =
+        Health::new(Arc::clone(&status), Default::default(), Arc::clone(&sources), true).unwrap();
     Metrics::new(status, Arc::new(Made), health, sources).unwrap()
 }
 
