@@ -157,7 +157,7 @@ impl Metrics {
             )?,
             swept: make.counters(
                 "kubeproxy_conntrack_reconciler_deleted_entries_total",
-                "Flow rows deleted by those passes.",
+                "Flow rows deleted by passes over the flow tables.",
                 &["ip_family"],
             )?,
             healthz: make.counters(
@@ -375,5 +375,7 @@ impl Inner {
     }
 }
 
+#[cfg(test)]
+mod page;
 #[cfg(test)]
 mod tests;

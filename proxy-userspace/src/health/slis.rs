@@ -2,7 +2,9 @@
 //! share, so that one rule watches them all.
 
 use anyhow::Result;
-use prometheus::{Encoder as _, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{
+    Encoder as _, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder, proto::MetricFamily,
+};
 
 /// Results of checks by name and type (`healthz`, `livez`, `readyz`).
 #[derive(Clone, Debug)]
@@ -36,10 +38,15 @@ impl Slis {
         self.totals.with_label_values(&[name, status, kind]).inc();
     }
 
+    /// What there is.
+    pub fn gather(&self) -> Vec<MetricFamily> {
+        self.registry.gather()
+    }
+
     /// Text in the Prometheus exposition format.
     pub fn render(&self) -> Result<String> {
         let mut text = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        TextEncoder::new().encode(&self.gather(), &mut text)?;
         Ok(String::from_utf8(text)?)
     }
 }

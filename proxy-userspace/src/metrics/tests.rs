@@ -32,8 +32,8 @@ fn metrics(status: Status) -> Metrics {
     Metrics::new(status, Arc::new(Made), health, sources).unwrap()
 }
 
-/// After a sync, a sweep and some work.
-fn scraped() -> String {
+/// After a sync, a sweep and some work: every metric has a series.
+pub fn filled() -> Metrics {
     let metrics = metrics(Status {
         synced: true,
         last_success: Some(Instant::now()),
@@ -78,7 +78,12 @@ fn scraped() -> String {
         duration: [Duration::from_millis(2); 2],
         front_addresses: Default::default(),
     });
-    metrics.render().unwrap()
+    kube::count_request(&metrics.0.sources, "200", "GET", "api.example");
+    metrics
+}
+
+fn scraped() -> String {
+    filled().render().unwrap()
 }
 
 /// Value by series.
@@ -128,6 +133,7 @@ fn names_types_and_labels_are_as_documented() {
         kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge ip_family,traffic_policy
         kubeproxy_sync_proxy_rules_service_changes_pending gauge
         kubeproxy_sync_proxy_rules_service_changes_total counter
+        rest_client_requests_total counter code,host,method
         weir_build_info gauge version
         weir_datapath_attached gauge program
         weir_datapath_losses gauge
