@@ -255,6 +255,11 @@ impl Health {
         self.shared.unserved_devices.store(count, Ordering::Relaxed);
     }
 
+    /// Devices whose programs could not be attached.
+    pub fn unserved_devices(&self) -> usize {
+        self.shared.unserved_devices.load(Ordering::Relaxed)
+    }
+
     /// What is known of the programs, links and pins in the kernel.
     pub fn dataplane(&self) -> SharedReport {
         self.shared.dataplane.clone()
@@ -306,7 +311,7 @@ impl Health {
             &Surroundings {
                 unlisted: kube::unlisted(&self.sources),
                 stale: kube::stale(&self.sources),
-                unserved_devices: self.shared.unserved_devices.load(Ordering::Relaxed),
+                unserved_devices: self.unserved_devices(),
                 broken_manifests: problems.into_iter().collect(),
                 listeners: self.listener_findings(),
             },

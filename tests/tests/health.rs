@@ -262,3 +262,33 @@ fn the_metrics_server_shows_its_configuration_and_the_results_of_checks() {
     }
     assert_eq!(agent.get(10_249, "/other").unwrap().0, 404);
 }
+
+#[test]
+fn conformance_163_what_a_running_agent_exports_is_on_the_page() {
+    let world = World::new().unwrap();
+    let server = cluster(&world);
+    for object in checked(&world, "page", 1, 32_001) {
+        server.apply(object);
+    }
+    let agent = world.start_in_cluster("node1", &server.kubeconfig()).unwrap();
+    // After a first sweep of the flow tables.
+    let swept = |text: &str| text.contains("weir_table_entries{table=\"SOCKETS6\"}");
+    let scrape = until("a sweep", &agent, || {
+        agent.get(10_249, "/metrics").ok().map(|(_, text)| text).filter(|text| swept(text))
+    });
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let page = fs::read_to_string(page).unwrap();
+    let (exported, _) = page.split_once("## What kube-proxy exports").unwrap();
+    let types: Vec<&str> = scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    for of in &types {
+        let (name, kind) = of.split_once(' ').unwrap();
+        assert!(exported.contains(&format!("\n| `{name}` | {kind} |")), "{of} is not on the page");
+    }
+    // What the page names is there, but for what has not happened here and the other path's.
+    let quiet = ["weir_findings", "kubernetes_healthcheck", "kubernetes_healthchecks_total"];
+    for line in exported.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let name = line.split('`').next().unwrap();
+        let found = types.iter().any(|of| of.split(' ').next() == Some(name));
+        assert!(found || quiet.contains(&name), "{name} is on the page and not in\n{scrape}");
+    }
+}

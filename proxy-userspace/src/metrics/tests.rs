@@ -1,15 +1,28 @@
 //! A scrape as a monitoring system reads it: names, labels and buckets are a contract.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use proxy_common::counter::{FrontEnd, new_flows};
 
 use super::*;
-use crate::{model::Finding, plan::Usage};
-use std::time::Duration;
+use crate::{
+    datapath::{guard::What, layout},
+    model::Finding,
+    plan::Usage,
+    reconcile::Status,
+};
 
 /// Tables of a node whose packet path has seen one new flow and refused two packets.
 struct Made;
 
 impl Tables for Made {
+    fn devices(&self) -> io::Result<usize> {
+        Ok(32)
+    }
+
     fn sizes(&self) -> Sizes {
         Sizes::default()
     }
@@ -66,6 +79,7 @@ pub fn filled() -> Metrics {
         report.repairs.insert(What::MapPin, 28);
         report.attached.insert("tc_ingress", 29);
     });
+    metrics.0.health.set_unserved_devices(33);
     let observe = metrics.observer();
     observe(Observation::Sync { duration: Duration::from_millis(3), full: true });
     observe(Observation::Sync { duration: Duration::from_millis(1), full: false });
@@ -74,10 +88,12 @@ pub fn filled() -> Metrics {
         flows: [20, 21],
         embryos: [22, 23],
         affinity: [24, 25],
+        sockets: [30, 31],
         deleted: [26, 27],
         duration: [Duration::from_millis(2); 2],
         front_addresses: Default::default(),
     });
+    kube::heard(&metrics.0.sources, "Services");
     kube::count_request(&metrics.0.sources, "200", "GET", "api.example");
     metrics
 }
@@ -141,9 +157,13 @@ fn names_types_and_labels_are_as_documented() {
         weir_datapath_packets_total counter hook,reason,verdict
         weir_datapath_repairs_total counter what
         weir_findings gauge kind,reason
+        weir_layout_version gauge
         weir_sync_failures_total counter
         weir_table_capacity gauge table
-        weir_table_entries gauge table"
+        weir_table_entries gauge table
+        weir_unserved_devices gauge
+        weir_watch_relists_total counter resource
+        weir_watch_silence_seconds gauge resource"
         .lines()
         .map(str::trim)
         .filter(|line| !line.is_empty())
@@ -217,6 +237,12 @@ fn values_are_where_they_belong() {
         ),
         ("kubeproxy_proxy_livez_total{code=\"503\"}", 0.0),
         ("weir_datapath_losses", 1.0),
+        ("weir_table_entries{table=\"SOCKETS6\"}", 31.0),
+        ("weir_table_capacity{table=\"SOCKETS4\"}", 65_536.0),
+        ("weir_table_entries{table=\"DEVICES\"}", 32.0),
+        ("weir_table_capacity{table=\"DEVICES\"}", 4_096.0),
+        ("weir_watch_relists_total{resource=\"Services\"}", 0.0),
+        ("weir_unserved_devices", 33.0),
         ("weir_datapath_repairs_total{what=\"map-pin\"}", 28.0),
         ("weir_datapath_repairs_total{what=\"link\"}", 0.0),
         ("weir_datapath_attached{program=\"tc_ingress\"}", 29.0),
@@ -227,6 +253,25 @@ fn values_are_where_they_belong() {
         "weir_datapath_packets_total{hook=\"tc\",reason=\"no-endpoint\",verdict=\"refuse\"}";
     assert_eq!(series[packets], 2.0);
     assert!(series["process_resident_memory_bytes"] > 0.0);
+}
+
+#[test]
+fn every_table_that_can_fill_up_tells_its_rows_and_its_capacity() {
+    let text = scraped();
+    let tables = |name: &str| -> BTreeSet<String> {
+        let start = format!("{name}{{table=\"");
+        let tables = text.lines().filter_map(|line| line.strip_prefix(&start));
+        tables.map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+    };
+    // The others have one row for each thing there is, and no more can come.
+    let fixed = ["CONFIG", "CLOCK", "COUNTERS", "SERVICE_CIDRS4", "SERVICE_CIDRS6"];
+    let all: BTreeSet<String> = layout::maps(&Sizes::default())
+        .iter()
+        .map(|spec| spec.name.to_owned())
+        .filter(|name| !fixed.contains(&name.as_str()))
+        .collect();
+    assert_eq!(tables("weir_table_entries"), all);
+    assert_eq!(tables("weir_table_capacity"), all);
 }
 
 #[test]
