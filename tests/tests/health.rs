@@ -217,7 +217,9 @@ fn conformance_157_158_with_the_cluster_away_it_is_alive_and_not_ready_on_both_f
         assert_eq!(status, 200, "{address}");
         assert!(body.contains("lastUpdated"), "{address}: {body}");
     }
-    assert_eq!(agent.get(10_249, "/proxyMode").unwrap(), (200, "ebpf".to_owned()));
+    // The programs are loaded first, which takes a slow machine a while.
+    let mode = until("the metrics server", &agent, || agent.get(10_249, "/proxyMode").ok());
+    assert_eq!(mode, (200, "ebpf".to_owned()));
     assert!(
         agent.get_at(&node.v4, 10_249, "/proxyMode").is_err(),
         "metrics are for the node alone"

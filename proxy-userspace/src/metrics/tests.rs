@@ -173,23 +173,31 @@ fn names_types_and_labels_are_as_documented() {
 }
 
 #[test]
-fn conformance_163_syncs_have_kube_proxy_s_buckets_in_both_families() {
+fn conformance_163_histograms_have_kube_proxy_s_buckets_in_both_families() {
     let text = scraped();
+    let series = series(&text);
     let bounds: Vec<f64> = (0..15).map(|n| 0.001 * f64::from(1 << n)).collect();
-    for family in FAMILIES {
-        let name = "kubeproxy_sync_proxy_rules_duration_seconds";
-        let start = format!("{name}_bucket{{ip_family=\"{family}\",le=\"");
-        let found: Vec<&str> = text
-            .lines()
-            .filter_map(|line| line.strip_prefix(&start))
-            .map(|rest| rest.split('"').next().unwrap_or_default())
-            .collect();
-        let (last, finite) = found.split_last().unwrap();
-        assert_eq!(*last, "+Inf");
-        let finite: Vec<f64> = finite.iter().map(|bound| bound.parse().unwrap()).collect();
-        assert_eq!(finite, bounds);
-        let count = series(&text)[format!("{name}_count{{ip_family=\"{family}\"}}").as_str()];
-        assert_eq!(count, 2.0, "one full and one partial sync");
+    for (name, bounds, counts) in [
+        ("sync_proxy_rules_duration_seconds", &bounds, [2.0, 2.0]),
+        ("sync_full_proxy_rules_duration_seconds", &bounds, [1.0, 1.0]),
+        ("sync_partial_proxy_rules_duration_seconds", &bounds, [1.0, 1.0]),
+        ("conntrack_reconciler_sync_duration_seconds", &bounds, [1.0, 1.0]),
+        ("network_programming_duration_seconds", &make::programming_buckets(), [1.0, 0.0]),
+    ] {
+        for (family, count) in FAMILIES.iter().zip(counts) {
+            let start = format!("kubeproxy_{name}_bucket{{ip_family=\"{family}\",le=\"");
+            let found: Vec<&str> = text
+                .lines()
+                .filter_map(|line| line.strip_prefix(&start))
+                .map(|rest| rest.split('"').next().unwrap_or_default())
+                .collect();
+            let (last, finite) = found.split_last().unwrap();
+            assert_eq!(*last, "+Inf", "{name}");
+            let finite: Vec<f64> = finite.iter().map(|bound| bound.parse().unwrap()).collect();
+            assert_eq!(finite, *bounds, "{name}");
+            let total = format!("kubeproxy_{name}_count{{ip_family=\"{family}\"}}");
+            assert_eq!(series[total.as_str()], count, "{total}");
+        }
     }
 }
 
