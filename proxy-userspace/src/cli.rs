@@ -139,7 +139,8 @@ pub struct Run {
     /// Address of /healthz, /livez and /readyz; empty: none [default: 0.0.0.0:10256]
     #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", value_name = "ADDR")]
     pub healthz_bind_address: Option<String>,
-    /// Address of /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
+    /// Address of /metrics, /metrics/slis, /configz and /proxyMode; empty: none [default:
+    /// 127.0.0.1:10249]
     #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", value_name = "ADDR")]
     pub metrics_bind_address: Option<String>,
     /// Rows of the service, address and backend tables, each per family [default: 65536]

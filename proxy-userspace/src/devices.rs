@@ -17,7 +17,7 @@ use proxy_common::{
     device::{DEVICE_PODS, DeviceRow, ROLE_UPLINK},
     service::Network as PodNetwork,
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::MissedTickBehavior};
 
 use crate::{
     clock::Clock,
@@ -28,6 +28,7 @@ use crate::{
         sys,
     },
     family::{Family, V4, V6},
+    guard::{self, Guard},
     health::Health,
     model::{Node, NodeAddresses, Prefix},
     net::{Network, Watcher},
@@ -269,9 +270,16 @@ pub async fn follow(
     let mut known: Option<Node> = None;
     // The reconciler waits for the addresses, so no service is programmed before devices have
     // their roles by the Node, or by the news that there is none.
+    let mut guard = Guard::new(follower.health.dataplane());
+    let mut rounds = tokio::time::interval(guard::INTERVAL);
+    rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             changed = watcher.changed() => changed?,
+            _ = rounds.tick() => {
+                guard.round(attacher, &follower.pins).await;
+                continue;
+            }
             changed = node.changed() => {
                 if changed.is_err() {
                     return Ok(());

@@ -101,7 +101,7 @@ fn status_finds_clsact_filters_and_cleanup_removes_them_without_pins() {
     assert_eq!(device["hooks"], serde_json::json!(["tc_egress", "tc_ingress"]));
     agent.stop().unwrap();
     // As after a cleanup that was interrupted, or a bpf file system that was unmounted.
-    for directory in ["weir/links", "weir/maps"] {
+    for directory in ["weir/links", "weir/maps", "weir/programs"] {
         for pin in fs::read_dir(agent.bpffs.join(directory)).unwrap() {
             fs::remove_file(pin.unwrap().path()).unwrap();
         }
