@@ -13,8 +13,8 @@ use crate::datapath::{
     pins::Pins,
 };
 
-/// Between rounds. A loss harms traffic until the next one; a round is some thousand system calls
-/// on a node with hundreds of pods, a few milliseconds.
+/// Between rounds. A loss harms traffic until the next one; a round is four system calls for each
+/// link and map.
 pub const INTERVAL: Duration = Duration::from_secs(3);
 
 /// What the rounds have found, for health and metrics.

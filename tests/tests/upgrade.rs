@@ -62,7 +62,7 @@ fn set_layout(agent: &Agent, version: u32) {
 }
 
 #[test]
-fn conformance_180_the_same_layout_is_adopted_and_another_is_refused_by_name() {
+fn the_same_layout_is_adopted_and_another_is_refused_by_name() {
     let world = World::new().unwrap();
     let service = service(&world);
     let mut agent = world.start("node1", &service.objects()).unwrap();
