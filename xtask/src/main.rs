@@ -4,6 +4,8 @@ mod chart;
 mod conformance;
 mod demo;
 mod dist;
+#[cfg(test)]
+mod links;
 mod lint;
 mod measure;
 mod setup;
