@@ -3,6 +3,9 @@
 mod chart;
 mod conformance;
 mod demo;
+mod dist;
+#[cfg(test)]
+mod links;
 mod lint;
 mod measure;
 mod setup;
@@ -31,6 +34,8 @@ enum Task {
     Setup,
     /// Build `weir` for release, with the kernel programs in it.
     Build,
+    /// Build one static binary, target/dist/weir, for the container image and other machines.
+    Dist,
     /// Show real traffic through real services in a world of network namespaces.
     Demo(demo::Args),
     /// Run the tests, tier by tier.
@@ -65,6 +70,10 @@ fn perform(task: &Task) -> Result<bool> {
         Task::Build => {
             setup::run(Purpose::Use)?;
             build()?;
+        }
+        Task::Dist => {
+            setup::run(Purpose::Build)?;
+            dist::build()?;
         }
         Task::Demo(args) => {
             setup::run(Purpose::Use)?;

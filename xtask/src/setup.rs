@@ -21,6 +21,8 @@ const WITHOUT_DEBIAN: &str = "with rustup, `rustup toolchain install nightly --c
 /// What the machine is to be made ready for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
+    /// Building alone.
+    Build,
     /// Building and testing.
     Use,
     /// That, and the lints.
@@ -118,7 +120,10 @@ const CLIPPY: &[Package] = &[package(
 
 /// What is missing: packages, and whether the linker is.
 fn missing(purpose: Purpose) -> (Vec<&'static Package>, bool) {
-    let mut wanted: Vec<&Package> = TOOLS.iter().collect();
+    let mut wanted: Vec<&Package> = Vec::new();
+    if purpose != Purpose::Build {
+        wanted.extend(TOOLS);
+    }
     let linker = toolchain::linker().is_err();
     if linker {
         wanted.extend(LINKER);
