@@ -136,6 +136,11 @@ pub struct Run {
     /// Answer NodePorts on 127.0.0.0/8 and ::1 for processes of this node [default: true]
     #[arg(long, env = "WEIR_LOCALHOST_NODEPORTS", value_name = "BOOL")]
     pub localhost_nodeports: Option<bool>,
+    /// How long after the first start on a node TCP connections go on that kube-proxy has
+    /// translated; 0: they are reset. A segment of no connection that Weir knows is left to the
+    /// kernel until then [default: 1h]
+    #[arg(long, env = "WEIR_TAKEOVER", value_name = "DURATION")]
+    pub takeover: Option<String>,
     /// Address of /healthz, /livez and /readyz; empty: none [default: 0.0.0.0:10256]
     #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", value_name = "ADDR")]
     pub healthz_bind_address: Option<String>,

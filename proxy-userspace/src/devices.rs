@@ -12,12 +12,16 @@ use proxy_common::{
     ABI_VERSION,
     config::{
         CONFIG_ANSWER_ECHO, CONFIG_LOCALHOST_NODE_PORTS4, CONFIG_LOCALHOST_NODE_PORTS6,
-        CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, NodeConfig,
+        CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, CONFIG_TAKEOVER,
+        NodeConfig,
     },
     device::{DEVICE_PODS, DeviceRow, ROLE_UPLINK},
     service::Network as PodNetwork,
 };
-use tokio::{sync::watch, time::MissedTickBehavior};
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior},
+};
 
 use crate::{
     clock::Clock,
@@ -33,6 +37,7 @@ use crate::{
     model::{Node, NodeAddresses, Prefix},
     net::{Network, Watcher},
     settings::{Behaviour, Detector},
+    takeover,
 };
 
 /// Pause after the network could not be read.
@@ -69,11 +74,18 @@ pub struct Follower {
     health: Health,
     /// Until the Node is known.
     inherited: Option<Inherited>,
+    /// Until then connections go on that kube-proxy has translated.
+    takeover: Option<Instant>,
 }
 
 impl Follower {
     /// Starts from what the pinned maps say.
     pub fn new(config: &Config, pins: &Arc<Pins>, clock: Clock, health: &Health) -> Result<Self> {
+        let takeover = takeover::end(config).context("read the age of the pins")?;
+        if let Some(end) = takeover {
+            let seconds = end.saturating_duration_since(Instant::now()).as_secs();
+            tracing::info!(seconds, "connections that kube-proxy has translated go on for a time");
+        }
         Ok(Self {
             config: config.clone(),
             pins: Arc::clone(pins),
@@ -82,6 +94,7 @@ impl Follower {
             failed: HashSet::new(),
             health: health.clone(),
             inherited: Some(Inherited::read(pins)?),
+            takeover,
         })
     }
 
@@ -170,7 +183,8 @@ impl Follower {
             Detector::NodeCidr => node.map(|n| n.pod_cidrs.as_slice()).unwrap_or_default(),
             _ => &[],
         };
-        let flags = flags(behaviour);
+        let takeover = if self.takeover.is_some() { CONFIG_TAKEOVER } else { 0 };
+        let flags = flags(behaviour) | takeover;
         let row = NodeConfig {
             host_netns: sys::netns_cookie()
                 .context("read the network namespace's cookie (kernel 5.14)")?,
@@ -274,6 +288,7 @@ pub async fn follow(
     let mut rounds = tokio::time::interval(guard::INTERVAL);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        let end = follower.takeover;
         tokio::select! {
             changed = watcher.changed() => changed?,
             _ = rounds.tick() => {
@@ -285,6 +300,10 @@ pub async fn follow(
                     return Ok(());
                 }
                 follower.inherited = None;
+            }
+            () = takeover::ended(end) => {
+                follower.takeover = None;
+                tracing::info!("what kube-proxy has translated is reset from now on");
             }
         }
         let network = loop {

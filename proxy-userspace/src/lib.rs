@@ -38,6 +38,7 @@ pub mod run;
 pub mod settings;
 pub mod source;
 pub mod supervise;
+mod takeover;
 pub mod telemetry;
 pub mod topology;
 pub mod weirconfig;
