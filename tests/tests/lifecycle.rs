@@ -1,7 +1,22 @@
 //! What changes while traffic flows: endpoints, devices, addresses, manifests.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
 
+use proxy_common::{
+    IPPROTO_TCP,
+    flow::{FLOW_REVERSE, FlowKey, FlowRow, SIDE_EGRESS, SIDE_INGRESS, STATE_ESTABLISHED},
+};
+use proxy_userspace::{
+    clock::Clock,
+    datapath::{
+        pins::{self, Pins},
+        sys,
+    },
+};
 use serde_json::Value;
 use weir_tests::{
     apiserver::ApiServer,
@@ -366,4 +381,57 @@ fn conformance_187_a_node_without_ipv6_serves_ipv4_and_says_little() {
     let log = agent.log();
     let new: Vec<&str> = log.lines().skip(before).collect();
     assert!(!new.iter().any(|l| l.contains("WARN") || l.contains("ERROR")), "{new:#?}");
+}
+
+#[test]
+fn conformance_145_one_old_flow_among_a_million_goes_and_the_others_stay() {
+    const FLOWS: u32 = 1_000_000;
+    let world = World::new().unwrap();
+    let agent = world.start_with("node1", &[], &["--max-flows", "2097152"]).unwrap();
+    let pins = Pins::open(&agent.bpffs).unwrap();
+    let config = pins.config().unwrap();
+    let clock = Clock::from_reading(config.hz, pins.clock().unwrap());
+    let now = clock.now();
+    let half = |n: u32, reverse: bool| {
+        let [_, a, b, c] = n.to_be_bytes();
+        let (client, front, endpoint) = ([11, a, b, c], [10, 96, 0, 1], [10, 1, 2, 11]);
+        let (src, dst) = if reverse { (endpoint, client) } else { (client, front) };
+        let key = FlowKey {
+            src,
+            dst,
+            sport: if reverse { 8080 } else { 40_000 },
+            dport: if reverse { 40_000 } else { 80 },
+            proto: IPPROTO_TCP,
+            side: if reverse { SIDE_EGRESS } else { SIDE_INGRESS },
+            reserved: 0,
+        };
+        let row = FlowRow {
+            src: if reverse { front } else { client },
+            dst: if reverse { client } else { endpoint },
+            sport: if reverse { 80 } else { 40_000 },
+            dport: if reverse { 40_000 } else { 8080 },
+            backend: 1,
+            generation: 1,
+            service: 1,
+            // One has been silent for two days; a connection may be for one.
+            last_seen: if n == 777_777 { now.wrapping_sub(172_800) } else { now },
+            state: STATE_ESTABLISHED,
+            flags: if reverse { FLOW_REVERSE } else { 0 },
+            reserved: 0,
+        };
+        (key, row)
+    };
+    for first in (0..FLOWS).step_by(50_000) {
+        let both = |n: u32| [half(n, false), half(n, true)];
+        let (keys, rows): (Vec<_>, Vec<_>) = (first..first + 50_000).flat_map(both).unzip();
+        sys::update_batch(pins.v4.flows.as_fd(), &keys, &rows).unwrap();
+    }
+    let old = half(777_777, false).0;
+    let end = Instant::now() + Duration::from_secs(60);
+    while sys::lookup::<_, FlowRow<[u8; 4]>>(pins.v4.flows.as_fd(), &old).unwrap().is_some() {
+        assert!(Instant::now() < end, "the sweep has not come by");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let left = pins::count::<FlowKey<[u8; 4]>, FlowRow<[u8; 4]>>(&pins.v4.flows).unwrap();
+    assert_eq!(left as u32, 2 * (FLOWS - 1), "both halves of the old one, and nothing else");
 }

@@ -48,6 +48,24 @@ fn conformance_154_156_157_livez_follows_the_proxy_and_healthz_the_node_too() {
 }
 
 #[test]
+fn conformance_155_later_changes_do_not_hide_one_that_is_late() {
+    let now = now();
+    let idle = Status { last_success: ago(now, 25), node: node(false, false), ..Status::default() };
+    let mut status =
+        Status { last_success: ago(now, 61), oldest_pending: ago(now, 61), ..idle.clone() };
+    assert!(!healthz(&status, &[], false, now).0, "an IPv4 slice has waited for 61 s");
+    // One sync writes both families, so that the other one's change waits with it.
+    status.last_queued = ago(now, 1);
+    assert!(!healthz(&status, &[], false, now).0, "a change of IPv6 has come after it");
+    let body = healthz(&status, &[], false, now).1;
+    assert_eq!(body["status"]["IPv6"]["healthy"], false, "{body}");
+    status.last_success = ago(now, 0);
+    status.oldest_pending = None;
+    assert!(healthz(&status, &[], false, now).0, "both are written");
+    assert!(healthz(&idle, &[], false, now).0, "nothing to do for 25 s is well");
+}
+
+#[test]
 fn conformance_158_bodies_are_those_of_kube_proxy() {
     let now = now();
     let family = |healthy| json!({"lastUpdated": "2027-01-15T07:58:20Z", "healthy": healthy});

@@ -3,6 +3,7 @@
 //! `WEIR_GOLDEN=write cargo test -p weir-tests --test control` writes the expected dumps anew.
 
 mod rows;
+mod scale;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
