@@ -287,7 +287,8 @@ pub struct Cleanup {
     pub bpffs: Bpffs,
     /// Remove what kube-proxy has left instead: rules in nftables and iptables, and what it has in
     /// IPVS. kube-proxy must have stopped; Weir may run. Needs the tools nft, iptables and ipvsadm
-    /// where there is something of theirs.
+    /// where there is something of theirs. A table `weir-conntrack` in nftables, by which
+    /// connections go on that the rules have translated, stays until `weir cleanup`.
     #[arg(long)]
     pub kube_proxy: bool,
 }

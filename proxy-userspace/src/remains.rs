@@ -2,6 +2,7 @@
 //! had in IPVS. Removed with the tools of each, on request only: a kube-proxy that runs would be
 //! robbed of its rules.
 
+mod hold;
 mod ipvs;
 mod legacy;
 mod nft;
@@ -12,6 +13,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+
+pub use self::hold::release;
 
 /// Chains that kubelet makes and looks after.
 const KUBELETS: [&str; 3] = ["KUBE-FIREWALL", "KUBE-KUBELET-CANARY", "KUBE-IPTABLES-HINT"];

@@ -17,12 +17,16 @@ use crate::{
 
 /// `weir cleanup`. Can be repeated, also after it was interrupted.
 pub fn cleanup(flags: &Cleanup) -> Result<()> {
-    if flags.kube_proxy { others() } else { own(&flags.bpffs.bpffs) }
+    if flags.kube_proxy {
+        return others();
+    }
+    own(&flags.bpffs.bpffs)?;
+    remains::release()
 }
 
 /// `weir run --cleanup`: both. A part that fails does not keep the other from being tried.
 pub fn cleanup_all(bpffs: &Bpffs) -> Result<()> {
-    match (own(&bpffs.bpffs), others()) {
+    match (own(&bpffs.bpffs), others().and_then(|()| remains::release())) {
         (Err(own), Err(others)) => bail!("{own:#}; {others:#}"),
         (own, others) => own.and(others),
     }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt::Write as _, fs};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::{is_ours_to_remove, tool};
+use super::{hold, is_ours_to_remove, tool};
 
 /// Removes them, table by table, each in one transaction.
 pub fn remove() -> Result<Vec<String>> {
@@ -43,6 +43,7 @@ fn remove_from(family: &str, tables: &[&str]) -> Result<Option<String>> {
     for table in tables {
         let saved = tool(&format!("{prefix}-save"), &["-t", table], "")?.unwrap_or_default();
         let Some((input, chains)) = removal(&saved) else { continue };
+        hold::hold(if family == "iptables" { "ip" } else { "ip6" })?;
         tool(&format!("{prefix}-restore"), &["-w", "--noflush"], &input)
             .with_context(|| format!("remove chains from table {table} of {prefix}"))?;
         count += chains;

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, fmt::Write as _};
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
-use super::{is_ours_to_remove, tool};
+use super::{hold, is_ours_to_remove, tool};
 
 /// Table of kube-proxy's mode nftables.
 const TABLE: &str = "kube-proxy";
@@ -20,11 +20,12 @@ pub fn remove() -> Result<Vec<String>> {
         bail!("cannot look for rules in nftables: `nft` is not installed; install nftables");
     };
     let listing: Value = serde_json::from_str(&listing).context("read what nft lists")?;
-    let Removal { script, tables, chains } = removal(&listing);
+    let Removal { script, tables, chains, families } = removal(&listing);
     if script.is_empty() {
         return Ok(Vec::new());
     }
-    tool("nft", &["-f", "-"], &script).context("remove rules from nftables")?;
+    let hold = hold::script(families.iter().map(String::as_str));
+    tool("nft", &["-f", "-"], &(hold + &script)).context("remove rules from nftables")?;
     Ok(vec![format!("{tables} tables and {chains} chains removed from nftables")])
 }
 
@@ -34,6 +35,7 @@ struct Removal {
     script: String,
     tables: usize,
     chains: usize,
+    families: BTreeSet<String>,
 }
 
 fn text(value: &Value, name: &str) -> String {
@@ -81,9 +83,11 @@ fn removal(listing: &Value) -> Removal {
         if is_ip(&family) && text(table, "name") == TABLE {
             let _ = writeln!(removal.script, "delete table {family} {TABLE}");
             removal.tables += 1;
+            removal.families.insert(family);
         }
     }
     removal.chains = chains.len();
+    removal.families.extend(chains.into_iter().map(|(family, ..)| family));
     removal
 }
 
@@ -122,7 +126,7 @@ mod tests {
             // A chain of the same name in another table is another chain.
             rule("mangle", "PREROUTING", 10, jump("KUBE-SERVICES")),
         ]});
-        let Removal { script, tables, chains } = removal(&listing);
+        let Removal { script, tables, chains, families } = removal(&listing);
         assert_eq!(
             script.lines().collect::<Vec<_>>(),
             [
@@ -138,6 +142,7 @@ mod tests {
             ]
         );
         assert_eq!((tables, chains), (1, 3));
+        assert_eq!(families.iter().collect::<Vec<_>>(), ["ip", "ip6"]);
         assert_eq!(removal(&json!({"nftables": []})), Removal::default());
     }
 }
