@@ -62,6 +62,9 @@ pub const CONFIG_PODS_BY_SOURCE: u32 = 1 << 3;
 pub const CONFIG_MASQUERADE_ALL: u32 = 1 << 4;
 /// Echo requests to ClusterIPs are answered.
 pub const CONFIG_ANSWER_ECHO: u32 = 1 << 5;
+/// A TCP segment to a front end that belongs to no flow is left to the kernel: another proxy may
+/// have translated its connection, and conntrack goes on doing so.
+pub const CONFIG_TAKEOVER: u32 = 1 << 6;
 
 /// The shift that makes a tick about one second long at `hz` jiffies per second.
 ///

@@ -53,6 +53,8 @@ counters! {
     PassOtherHost = 9, "tc", "pass", "other-host";
     /// ICMP error about a translated packet: what it quotes is put back.
     IcmpError = 10, "tc", "translate", "icmp-error";
+    /// TCP segment to a front end of no known flow, while connections of another proxy go on.
+    PassNoFlow = 11, "tc", "pass", "unknown-flow";
     /// Refused: the service has no endpoint.
     RefuseNoEndpoint = 16, "tc", "refuse", "no-endpoint";
     /// Refused: the ClusterIP does not offer this port.

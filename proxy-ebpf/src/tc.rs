@@ -3,7 +3,10 @@
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use proxy_common::{
     IPPROTO_TCP, IPPROTO_UDP,
-    config::{CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, NodeConfig},
+    config::{
+        CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, CONFIG_TAKEOVER,
+        NodeConfig,
+    },
     counter::Counter,
     device::{DEVICE_PODS, DEVICE_STACKED, ROLE_UPLINK},
     flow::{FLOW_FULL_NAT, FLOW_REVERSE, FlowKey, SIDE_EGRESS, SIDE_INGRESS},
@@ -150,7 +153,7 @@ fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
     };
     let now = clock::ticks(config);
     if parsed.part == Part::Later && !fragment::recall::<F>(skb, s, &parsed) {
-        return conclude(pack(unknown_fragment(flags)));
+        return conclude(pack(unknown_fragment(&parsed, flags, config)));
     }
     if let Some(table) = conntrack::lookup::<F>(s, now) {
         let forward_embryo = table == Table::Embryos && s.row.flags & FLOW_REVERSE == 0;
@@ -164,7 +167,7 @@ fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
         conntrack::forget::<F>(s, table);
     }
     if parsed.part == Part::Later {
-        return conclude(pack(unknown_fragment(flags)));
+        return conclude(pack(unknown_fragment(&parsed, flags, config)));
     }
     let packed = unknown_out_of_line::<F>(skb, &parsed, flags, config, now);
     if (packed >> 32) as u32 == Counter::NewFlow as u32 {
@@ -173,9 +176,19 @@ fn ingress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
     settle::<F>(skb, &parsed, &s.key, packed)
 }
 
+/// Whether a packet of no known flow may be part of a connection that another proxy has
+/// translated: what began before Weir did, for as long as the agent says so.
+#[inline(always)]
+fn taken_over(parsed: &Parsed, config: &NodeConfig) -> bool {
+    config.flags & CONFIG_TAKEOVER != 0 && !parsed.opens()
+}
+
 /// A later fragment of no known flow, to an address with these flags; see [`fragment`].
 #[inline(always)]
-fn unknown_fragment(flags: u32) -> Decision {
+fn unknown_fragment(parsed: &Parsed, flags: u32, config: &NodeConfig) -> Decision {
+    if taken_over(parsed, config) {
+        return Ok((NEXT, Counter::PassFragment));
+    }
     if flags & ADDRESS_CLUSTER_IP != 0 && flags & ADDRESS_RETIRED == 0 {
         Err(Counter::DropFragment)
     } else {
@@ -406,6 +419,9 @@ fn unknown<F: Family>(
     s.front.proto = s.key.proto;
     s.front.reserved = 0;
     if !lb::lookup_service::<F>(&mut s.front, flags, &mut s.service) {
+        if flags & ADDRESS_CLUSTER_IP != 0 && taken_over(parsed, config) {
+            return Ok((NEXT, Counter::PassNoFlow));
+        }
         if flags & ADDRESS_RETIRED != 0 {
             let unallocated = lb::in_service_cidr::<F>(&s.key.dst) && for_this_node(skb);
             return if unallocated {
@@ -429,6 +445,9 @@ fn unknown<F: Family>(
     let own = flags & (ADDRESS_NODE | ADDRESS_MASQUERADE) != 0;
     if own && owner::owned::<F>(skb, &s.key) {
         return Ok((NEXT, Counter::PassLocalSocket));
+    }
+    if taken_over(parsed, config) {
+        return Ok((NEXT, Counter::PassNoFlow));
     }
     if !parsed.opens() {
         return refuse(Refusal::Unreachable, Counter::RefuseNoFlow);

@@ -9,7 +9,7 @@ use std::{
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{explain::Destination, kubeproxy::Given, weirconfig::WeirConfiguration};
+use crate::{check::Range, explain::Destination, kubeproxy::Given, weirconfig::WeirConfiguration};
 
 const EXIT_CODES: &str = "\
 Exit codes: 0 done, or stopped by a signal; 1 failed, with one line `error: …` on standard error; \
@@ -64,6 +64,9 @@ pub enum Command {
     /// connection is made under the socket programs; nothing leaves the node, and no flow stays.
     /// It is counted like any other packet.
     Explain(Explain),
+    /// Look for trouble before it comes.
+    #[command(subcommand)]
+    Check(Check),
     /// Detach the programs and remove the pins of this node, when the agent has stopped; or remove
     /// what kube-proxy has left.
     Cleanup(Cleanup),
@@ -133,10 +136,16 @@ pub struct Run {
     /// Answer NodePorts on 127.0.0.0/8 and ::1 for processes of this node [default: true]
     #[arg(long, env = "WEIR_LOCALHOST_NODEPORTS", value_name = "BOOL")]
     pub localhost_nodeports: Option<bool>,
+    /// How long after the first start on a node TCP connections go on that kube-proxy has
+    /// translated; 0: they are reset. A segment of no connection that Weir knows is left to the
+    /// kernel until then [default: 1h]
+    #[arg(long, env = "WEIR_TAKEOVER", value_name = "DURATION")]
+    pub takeover: Option<String>,
     /// Address of /healthz, /livez and /readyz; empty: none [default: 0.0.0.0:10256]
     #[arg(long, env = "WEIR_HEALTHZ_BIND_ADDRESS", value_name = "ADDR")]
     pub healthz_bind_address: Option<String>,
-    /// Address of /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249]
+    /// Address of /metrics, /metrics/slis, /configz and /proxyMode; empty: none [default:
+    /// 127.0.0.1:10249]
     #[arg(long, env = "WEIR_METRICS_BIND_ADDRESS", value_name = "ADDR")]
     pub metrics_bind_address: Option<String>,
     /// Rows of the service, address and backend tables, each per family [default: 65536]
@@ -216,6 +225,33 @@ pub struct Flows {
     /// At most this many; 0: all.
     #[arg(long, default_value_t = 1_000, value_name = "N")]
     pub limit: usize,
+}
+
+/// `weir check`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Check {
+    /// Look at the NodePorts of all Services: clashes, ports outside of the range, listeners of
+    /// this node on them, and explicit ports where the API server picks its own from.
+    #[command(name = "nodeports")]
+    NodePorts(NodePorts),
+}
+
+/// `weir check nodeports`.
+#[derive(Args, Clone, Debug)]
+pub struct NodePorts {
+    /// The API server's --service-node-port-range.
+    #[arg(long, value_name = "FIRST-LAST", default_value = "30000-32767")]
+    pub range: Range,
+    /// Read the Services from the files of a directory.
+    #[arg(long, env = "WEIR_MANIFESTS", value_name = "DIR", conflicts_with = "kubeconfig")]
+    pub manifests: Option<PathBuf>,
+    /// Read them from the cluster of this kubeconfig. Without either: from the cluster this runs
+    /// in.
+    #[arg(long, env = "WEIR_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t = Output::Table)]
+    pub output: Output,
 }
 
 /// `weir explain`.

@@ -78,6 +78,8 @@ pub struct Config {
     pub late_after: Duration,
     /// Idle times of flows, in seconds.
     pub timeouts: Timeouts,
+    /// How long connections go on that kube-proxy has translated.
+    pub takeover: Duration,
     /// Settings of the host to make; `None`: none.
     pub host: Option<Host>,
     /// What is only compared with the node's families.
@@ -163,6 +165,7 @@ impl Config {
             return Err(ConfigError(faults));
         };
         let (bpffs, cgroup, sizes) = (own.bpffs(), own.cgroup(), own.sizes());
+        let takeover = own.takeover();
         let source = match own.manifests {
             Some(dir) => SourceConfig::Manifests(dir),
             None => {
@@ -189,6 +192,7 @@ impl Config {
             hard_fail: decided.hard_fail,
             late_after: decided.late_after,
             timeouts: decided.timeouts,
+            takeover,
             host: decided.host,
             named: decided.named,
             log: (format, level),

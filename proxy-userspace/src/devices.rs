@@ -12,12 +12,16 @@ use proxy_common::{
     ABI_VERSION,
     config::{
         CONFIG_ANSWER_ECHO, CONFIG_LOCALHOST_NODE_PORTS4, CONFIG_LOCALHOST_NODE_PORTS6,
-        CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, NodeConfig,
+        CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, CONFIG_TAKEOVER,
+        NodeConfig,
     },
     device::{DEVICE_PODS, DeviceRow, ROLE_UPLINK},
     service::Network as PodNetwork,
 };
-use tokio::sync::watch;
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior},
+};
 
 use crate::{
     clock::Clock,
@@ -28,10 +32,12 @@ use crate::{
         sys,
     },
     family::{Family, V4, V6},
+    guard::{self, Guard},
     health::Health,
     model::{Node, NodeAddresses, Prefix},
     net::{Network, Watcher},
     settings::{Behaviour, Detector},
+    takeover,
 };
 
 /// Pause after the network could not be read.
@@ -68,11 +74,18 @@ pub struct Follower {
     health: Health,
     /// Until the Node is known.
     inherited: Option<Inherited>,
+    /// Until then connections go on that kube-proxy has translated.
+    takeover: Option<Instant>,
 }
 
 impl Follower {
     /// Starts from what the pinned maps say.
     pub fn new(config: &Config, pins: &Arc<Pins>, clock: Clock, health: &Health) -> Result<Self> {
+        let takeover = takeover::end(config).context("read the age of the pins")?;
+        if let Some(end) = takeover {
+            let seconds = end.saturating_duration_since(Instant::now()).as_secs();
+            tracing::info!(seconds, "connections that kube-proxy has translated go on for a time");
+        }
         Ok(Self {
             config: config.clone(),
             pins: Arc::clone(pins),
@@ -81,6 +94,7 @@ impl Follower {
             failed: HashSet::new(),
             health: health.clone(),
             inherited: Some(Inherited::read(pins)?),
+            takeover,
         })
     }
 
@@ -169,7 +183,8 @@ impl Follower {
             Detector::NodeCidr => node.map(|n| n.pod_cidrs.as_slice()).unwrap_or_default(),
             _ => &[],
         };
-        let flags = flags(behaviour);
+        let takeover = if self.takeover.is_some() { CONFIG_TAKEOVER } else { 0 };
+        let flags = flags(behaviour) | takeover;
         let row = NodeConfig {
             host_netns: sys::netns_cookie()
                 .context("read the network namespace's cookie (kernel 5.14)")?,
@@ -269,14 +284,26 @@ pub async fn follow(
     let mut known: Option<Node> = None;
     // The reconciler waits for the addresses, so no service is programmed before devices have
     // their roles by the Node, or by the news that there is none.
+    let mut guard = Guard::new(follower.health.dataplane());
+    let mut rounds = tokio::time::interval(guard::INTERVAL);
+    rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
+        let end = follower.takeover;
         tokio::select! {
             changed = watcher.changed() => changed?,
+            _ = rounds.tick() => {
+                guard.round(attacher, &follower.pins).await;
+                continue;
+            }
             changed = node.changed() => {
                 if changed.is_err() {
                     return Ok(());
                 }
                 follower.inherited = None;
+            }
+            () = takeover::ended(end) => {
+                follower.takeover = None;
+                tracing::info!("what kube-proxy has translated is reset from now on");
             }
         }
         let network = loop {

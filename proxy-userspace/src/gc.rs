@@ -15,12 +15,13 @@ use proxy_common::{
     Row,
     flow::{FLOW_REVERSE, FlowKey, FlowRow, Timeouts},
     service::{AffinityKey, AffinityRow, ServiceKey, ServiceRow},
+    socket::{SocketKey, SocketRow},
 };
 
 use crate::{
     clock::Clock,
     datapath::{
-        pins::{FamilyMaps, Pins},
+        pins::{self, FamilyMaps, Pins},
         sys,
     },
     family::{Family, V4, V6},
@@ -41,6 +42,8 @@ pub struct Sweep {
     pub embryos: [u64; 2],
     /// Rows in `AFFINITY4` and `AFFINITY6`.
     pub affinity: [u64; 2],
+    /// Rows in `SOCKETS4` and `SOCKETS6`.
+    pub sockets: [u64; 2],
     /// Flow rows deleted, by family.
     pub deleted: [u64; 2],
     /// How long each family took.
@@ -145,12 +148,16 @@ where
     FlowRow<F::Addr>: Row,
     AffinityKey<F::Addr>: Row,
     ServiceKey<F::Addr>: Row,
+    SocketKey<F::Addr>: Row,
+    SocketRow<F::Addr>: Row,
 {
     let start = Instant::now();
     let (timeouts, now, i) = (clock.timeouts(seconds), clock.now(), usize::from(!F::IPV4));
     sweep.flows[i] = sweep_table::<F>(&maps.flows, &timeouts, now, sweep)?;
     sweep.embryos[i] = sweep_table::<F>(&maps.embryos, &timeouts, now, sweep)?;
     sweep.affinity[i] = sweep_affinity::<F>(maps, clock.hz, clock.jiffies() as u32)?;
+    // Evicted by the kernel alone: a record may be wanted as long as its socket lives.
+    sweep.sockets[i] = pins::count::<SocketKey<F::Addr>, SocketRow<F::Addr>>(&maps.sockets)? as u64;
     sweep.duration[i] = start.elapsed();
     Ok(())
 }

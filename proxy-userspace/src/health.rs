@@ -2,13 +2,15 @@
 //!
 //! | path | 200 when | for |
 //! |---|---|---|
-//! | `/livez` | no change has waited for a write longer than [`TIMEOUT`] | liveness probes |
+//! | `/livez` | no change has waited for a write longer than [`TIMEOUT`], and nothing of ours in the kernel is lost | liveness probes |
 //! | `/healthz` | the same, and the node is not leaving | load balancers |
 //! | `/readyz` | the first sync is done, every device is served, no source is stale | rolling updates |
 //!
 //! The bodies of the first two are those of kube-proxy, so that what parses them goes on working.
 //! Both families are written in one go, so they share their times; a change that waits is late in
 //! both. A directory of manifests need not hold a Node: without one the node counts as staying.
+
+mod slis;
 
 use std::{
     net::SocketAddr,
@@ -24,8 +26,10 @@ use axum::{Router, extract::State, response::Response, routing::any};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+pub use self::slis::Slis;
 use crate::{
     events::Reporter,
+    guard::SharedReport,
     http,
     model::Finding,
     reconcile::{self, SharedStatus, Status},
@@ -86,20 +90,21 @@ fn eligible(status: &Status, manifests: bool) -> bool {
 /// What is answered: whether all is well, and the body.
 type Answer = (bool, Value);
 
-fn livez(status: &Status, now: Now) -> Answer {
-    let ok = keeps_up(status, now);
-    (ok, body(status, ok, now))
+fn livez(status: &Status, losses: &[String], now: Now) -> Answer {
+    let ok = keeps_up(status, now) && losses.is_empty();
+    (ok, body(status, losses, ok, now))
 }
 
-fn healthz(status: &Status, manifests: bool, now: Now) -> Answer {
+fn healthz(status: &Status, losses: &[String], manifests: bool, now: Now) -> Answer {
     let eligible = eligible(status, manifests);
-    let ok = keeps_up(status, now) && eligible;
-    let mut body = body(status, ok, now);
+    let ok = keeps_up(status, now) && losses.is_empty() && eligible;
+    let mut body = body(status, losses, ok, now);
     body["nodeEligible"] = eligible.into();
     (ok, body)
 }
 
-fn body(status: &Status, ok: bool, now: Now) -> Value {
+/// `dataplane` is ours; all other keys mean what they mean for kube-proxy.
+fn body(status: &Status, losses: &[String], ok: bool, now: Now) -> Value {
     let healthy = keeps_up(status, now);
     let updated = status.last_success.map(|at| now.show(at));
     let families = match &updated {
@@ -114,8 +119,9 @@ fn body(status: &Status, ok: bool, now: Now) -> Value {
         // What parses this compares the two times; of a healthy proxy they are the same.
         "lastUpdated": if ok { current.clone() } else { updated.unwrap_or(NEVER.to_owned()) },
         "currentTime": current,
-        "healthy": healthy,
+        "healthy": healthy && losses.is_empty(),
         "status": families,
+        "dataplane": {"healthy": losses.is_empty(), "losses": losses},
     })
 }
 
@@ -177,12 +183,14 @@ pub struct Health {
     /// Objects come from a directory: there need not be a Node.
     manifests: bool,
     timeout: Duration,
+    slis: Slis,
     shared: Arc<Shared>,
 }
 
 #[derive(Default)]
 struct Shared {
     unserved_devices: AtomicUsize,
+    dataplane: SharedReport,
     healthz: Answers,
     livez: Answers,
 }
@@ -214,16 +222,17 @@ impl Health {
         problems: manifest::Problems,
         sources: kube::SharedStatus,
         manifests: bool,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        Ok(Self {
             status,
             problems,
             sources,
             listeners: watch::channel(Vec::new()).1,
             manifests,
             timeout: TIMEOUT,
+            slis: Slis::new()?,
             shared: Arc::default(),
-        }
+        })
     }
 
     /// Tells also of health checks that could not get their port.
@@ -246,6 +255,21 @@ impl Health {
         self.shared.unserved_devices.store(count, Ordering::Relaxed);
     }
 
+    /// Devices whose programs could not be attached.
+    pub fn unserved_devices(&self) -> usize {
+        self.shared.unserved_devices.load(Ordering::Relaxed)
+    }
+
+    /// What is known of the programs, links and pins in the kernel.
+    pub fn dataplane(&self) -> SharedReport {
+        self.shared.dataplane.clone()
+    }
+
+    /// Results of the checks behind the answers.
+    pub fn slis(&self) -> &Slis {
+        &self.slis
+    }
+
     /// Answers of `/healthz`, by code.
     pub fn healthz_answers(&self) -> [(&'static str, u64); 2] {
         self.shared.healthz.totals()
@@ -256,18 +280,28 @@ impl Health {
         self.shared.livez.totals()
     }
 
-    /// Whether no change waits too long for its write.
-    pub fn proxy_keeps_up(&self) -> bool {
+    /// Whether no change waits too long for its write, and nothing in the kernel is lost.
+    pub fn proxy_is_healthy(&self) -> bool {
         keeps_up(&reconcile::read(&self.status), Now::read(self.timeout))
+            && self.dataplane().read().losses.is_empty()
     }
 
     fn healthz(&self) -> Response {
         let status = reconcile::read(&self.status);
-        self.shared.healthz.give(healthz(&status, self.manifests, Now::read(self.timeout)))
+        let losses = self.dataplane().read().losses;
+        let now = Now::read(self.timeout);
+        self.slis.observe("healthz", "sync", keeps_up(&status, now));
+        self.slis.observe("healthz", "dataplane", losses.is_empty());
+        self.slis.observe("healthz", "node-eligible", eligible(&status, self.manifests));
+        self.shared.healthz.give(healthz(&status, &losses, self.manifests, now))
     }
 
     fn livez(&self) -> Response {
-        self.shared.livez.give(livez(&reconcile::read(&self.status), Now::read(self.timeout)))
+        let losses = self.dataplane().read().losses;
+        let (status, now) = (reconcile::read(&self.status), Now::read(self.timeout));
+        self.slis.observe("livez", "sync", keeps_up(&status, now));
+        self.slis.observe("livez", "dataplane", losses.is_empty());
+        self.shared.livez.give(livez(&status, &losses, now))
     }
 
     fn readyz(&self) -> Response {
@@ -277,11 +311,12 @@ impl Health {
             &Surroundings {
                 unlisted: kube::unlisted(&self.sources),
                 stale: kube::stale(&self.sources),
-                unserved_devices: self.shared.unserved_devices.load(Ordering::Relaxed),
+                unserved_devices: self.unserved_devices(),
                 broken_manifests: problems.into_iter().collect(),
                 listeners: self.listener_findings(),
             },
         );
+        self.slis.observe("readyz", "ready", ok);
         http::json(ok, &body)
     }
 }

@@ -181,7 +181,7 @@ impl Listeners {
         let (checks, health) = (self.checks.clone(), self.health.clone());
         let handler = move || {
             let local = count(&checks.borrow(), &service, ipv4);
-            let response = answer(&service, local, health.proxy_keeps_up());
+            let response = answer(&service, local, health.proxy_is_healthy());
             async move { response }
         };
         let router = Router::new().fallback(any(handler));

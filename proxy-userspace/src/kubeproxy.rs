@@ -17,6 +17,7 @@ use serde_json::Value;
 
 pub use self::{
     apply::{Conntrack, Effective, Host, address, cluster_cidrs},
+    duration::parse as duration,
     file::KubeProxyConfiguration,
     given::Given,
 };

@@ -4,9 +4,11 @@
 #![deny(unsafe_code)]
 
 pub mod alloc;
+pub mod check;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod configz;
 pub mod datapath;
 pub mod debug;
 pub mod desired;
@@ -16,6 +18,7 @@ pub mod explain;
 pub mod families;
 pub mod family;
 pub mod gc;
+pub mod guard;
 pub mod health;
 pub mod healthcheck;
 pub mod host;
@@ -35,6 +38,7 @@ pub mod run;
 pub mod settings;
 pub mod source;
 pub mod supervise;
+mod takeover;
 pub mod telemetry;
 pub mod topology;
 pub mod weirconfig;

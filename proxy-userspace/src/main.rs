@@ -4,7 +4,8 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use proxy_userspace::{
-    cli::{Bpffs, Cli, Command, Run},
+    check,
+    cli::{Bpffs, Check, Cli, Command, Run},
     config::Config,
     explain, inspect, run,
 };
@@ -26,6 +27,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<()> {
         Command::Services(flags) => inspect::services(&flags),
         Command::Backends(flags) => inspect::backends(&flags),
         Command::Flows(flags) => inspect::flows(&flags),
+        Command::Check(Check::NodePorts(flags)) => check::node_ports(&flags),
         Command::Explain(flags) => explain::explain(&flags),
         Command::Cleanup(flags) => inspect::cleanup(&flags),
     }

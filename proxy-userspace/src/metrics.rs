@@ -3,38 +3,31 @@
 //! To add a metric: a field in [`Inner`], made in [`Metrics::new`], set where the thing happens or,
 //! if it is read from elsewhere, in [`Metrics::render`]; and a line in the test.
 
+mod collect;
 mod make;
+mod server;
 
 use std::{
-    collections::BTreeMap,
     io,
-    net::SocketAddr,
     sync::Arc,
     time::{Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result};
-use axum::{
-    Router,
-    http::{StatusCode, header},
-    response::IntoResponse as _,
-    routing::get,
-};
 use prometheus::{
-    Encoder as _, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Encoder as _, GaugeVec, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry, TextEncoder,
 };
-use proxy_common::counter::{Counter, FrontEnd, new_flows};
+use proxy_common::{ABI_VERSION, counter::Counter};
 
 use self::make::Maker;
+pub use self::server::serve;
 
 use crate::{
     datapath::{layout::Sizes, pins::Pins},
-    events::Reporter,
     gc::Sweep,
     health::Health,
-    http,
-    reconcile::{self, Observation, Observer, SharedStatus, Status},
+    reconcile::{self, Observation, Observer, SharedStatus},
     source::kube,
 };
 
@@ -46,6 +39,8 @@ pub trait Tables: Send + Sync {
     fn sizes(&self) -> Sizes;
     /// A row of `COUNTERS`.
     fn counter(&self, row: u32) -> io::Result<u64>;
+    /// Rows of `DEVICES`.
+    fn devices(&self) -> io::Result<usize>;
 }
 
 impl Tables for Pins {
@@ -55,6 +50,10 @@ impl Tables for Pins {
 
     fn counter(&self, row: u32) -> io::Result<u64> {
         self.counter_row(row)
+    }
+
+    fn devices(&self) -> io::Result<usize> {
+        self.devices().map(|rows| rows.len())
     }
 }
 
@@ -88,6 +87,12 @@ struct Inner {
     failures: IntCounter,
     requests: IntCounterVec,
     findings: IntGaugeVec,
+    repairs: IntCounterVec,
+    losses: IntGauge,
+    attached: IntGaugeVec,
+    unserved: IntGauge,
+    silence: GaugeVec,
+    relists: IntCounterVec,
 }
 
 /// Adds what `total` is ahead of the counter.
@@ -113,6 +118,8 @@ impl Metrics {
         let make = Maker(&registry);
         let info = make.gauges("weir_build_info", "Version of this agent.", &["version"])?;
         info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        make.gauge("weir_layout_version", "Version of the layout that programs and maps share.")?
+            .set(ABI_VERSION.into());
         let inner = Inner {
             sync: make.syncs(
                 "kubeproxy_sync_proxy_rules_duration_seconds",
@@ -161,7 +168,7 @@ impl Metrics {
             )?,
             swept: make.counters(
                 "kubeproxy_conntrack_reconciler_deleted_entries_total",
-                "Flow rows deleted by those passes.",
+                "Flow rows deleted by passes over the flow tables.",
                 &["ip_family"],
             )?,
             healthz: make.counters(
@@ -201,12 +208,50 @@ impl Metrics {
                 "Values in objects that cannot be used or programmed.",
                 &["kind", "reason"],
             )?,
+            repairs: make.counters(
+                "weir_datapath_repairs_total",
+                "Links, filters and pins that were lost and put back.",
+                &["what"],
+            )?,
+            losses: make.gauge(
+                "weir_datapath_losses",
+                "Links, filters and pins that are lost and could not be put back yet.",
+            )?,
+            attached: make.gauges(
+                "weir_datapath_attached",
+                "Devices or cgroups where a program runs.",
+                &["program"],
+            )?,
+            unserved: make.gauge(
+                "weir_unserved_devices",
+                "Devices whose programs could not be attached.",
+            )?,
+            silence: make.add(GaugeVec::new(
+                Opts::new(
+                    "weir_watch_silence_seconds",
+                    "Since something was last heard of a kind of object; bookmarks come about once a minute.",
+                ),
+                &["resource"],
+            )?)?,
+            relists: make.counters(
+                "weir_watch_relists_total",
+                "Lists after the first, because a watch could not go on.",
+                &["resource"],
+            )?,
             registry: registry.clone(),
             status,
             tables,
             health,
             sources,
         };
+        // From the start at zero, so that the first one shows in a rate.
+        for histogram in
+            [&inner.sync, &inner.sync_full, &inner.sync_partial, &inner.programming, &inner.sweep]
+        {
+            for family in FAMILIES {
+                histogram.with_label_values(&[family]);
+            }
+        }
         Ok(Self(Arc::new(inner)))
     }
 
@@ -240,6 +285,7 @@ impl Metrics {
                 ("FLOWS", sweep.flows[i]),
                 ("EMBRYOS", sweep.embryos[i]),
                 ("AFFINITY", sweep.affinity[i]),
+                ("SOCKETS", sweep.sockets[i]),
             ] {
                 inner.entries.with_label_values(&[&format!("{table}{number}")]).set(rows as i64);
             }
@@ -257,6 +303,10 @@ impl Metrics {
             let total = inner.tables.counter(counter as u32).context("read COUNTERS")?;
             raise(&inner.packets.with_label_values(&labels), total);
         }
+        inner.take_guard();
+        inner.take_watches();
+        let devices = inner.tables.devices().context("read DEVICES")?;
+        inner.entries.with_label_values(&["DEVICES"]).set(devices as i64);
         inner.take_new_flows().context("read COUNTERS")?;
         for (counters, answers) in [
             (&inner.healthz, inner.health.healthz_answers()),
@@ -275,110 +325,7 @@ impl Metrics {
     }
 }
 
-impl Inner {
-    fn take_new_flows(&self) -> io::Result<()> {
-        for front in FrontEnd::ALL {
-            for (ipv6, family) in [(false, FAMILIES[0]), (true, FAMILIES[1])] {
-                for (udp, protocol) in [(false, "TCP"), (true, "UDP")] {
-                    let total = self.tables.counter(new_flows(front, ipv6, udp))?;
-                    let labels = [front.label(), family, protocol];
-                    raise(&self.new_flows.with_label_values(&labels), total);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn take_changes(&self, status: &Status) {
-        // kube-proxy has a tracker for each family, and both count each Service event.
-        raise(&self.changes_total[0], status.service_changes * FAMILIES.len() as u64);
-        raise(&self.changes_total[1], status.slice_changes);
-        self.pending[0].set(status.pending_services as i64);
-        self.pending[1].set(status.pending_slices as i64);
-        raise(&self.failures, status.failures);
-        let mut findings: BTreeMap<(&str, &str), i64> = BTreeMap::new();
-        let listeners = self.health.listener_findings();
-        for finding in status.findings.iter().chain(&listeners) {
-            *findings.entry((finding.kind, finding.reason)).or_default() += 1;
-        }
-        self.findings.reset();
-        for ((kind, reason), count) in findings {
-            self.findings.with_label_values(&[kind, reason]).set(count);
-        }
-        for (i, family) in FAMILIES.into_iter().enumerate() {
-            for (j, policy) in ["internal", "external"].into_iter().enumerate() {
-                let count = status.usage.no_local[i][j];
-                self.no_local.with_label_values(&[policy, family]).set(count.into());
-            }
-        }
-        for family in FAMILIES {
-            if let Some(at) = status.last_success {
-                self.timestamps.with_label_values(&[family]).set(unix(at));
-            }
-            if let Some(at) = status.last_queued {
-                self.queued.with_label_values(&[family]).set(unix(at));
-            }
-        }
-    }
-
-    /// Rows that the agent itself has written, and capacities. Flows are counted by the sweep.
-    fn take_tables(&self, status: &Status) {
-        let (usage, sizes) = (&status.usage, self.tables.sizes());
-        for (i, number) in [4, 6].into_iter().enumerate() {
-            for (table, rows) in [
-                ("ADDRESSES", usage.addresses[i]),
-                ("SERVICES", usage.fronts[i]),
-                ("BACKENDS", usage.backends[i]),
-                ("SLOTS", usage.slots[i]),
-                ("SOURCES", usage.sources[i]),
-            ] {
-                self.entries.with_label_values(&[&format!("{table}{number}")]).set(rows.into());
-            }
-            for (table, rows) in [
-                ("ADDRESSES", sizes.services),
-                ("SERVICES", sizes.services),
-                ("BACKENDS", sizes.services),
-                ("SLOTS", sizes.slots),
-                ("SOURCES", sizes.services),
-                ("AFFINITY", sizes.affinity),
-                ("FLOWS", sizes.flows),
-                ("EMBRYOS", sizes.embryos),
-            ] {
-                self.capacity.with_label_values(&[&format!("{table}{number}")]).set(rows.into());
-            }
-        }
-        self.entries.with_label_values(&["NAMES"]).set(usage.services.into());
-        self.capacity.with_label_values(&["NAMES"]).set(sizes.services.into());
-    }
-}
-
-/// The metrics server; it also answers what `more` does.
-pub async fn serve(
-    address: SocketAddr,
-    hard_fail: bool,
-    events: Reporter,
-    metrics: Metrics,
-    more: Router,
-) -> Result<()> {
-    let router = Router::new()
-        .route("/metrics", get(async move || scrape(&metrics)))
-        .route("/healthz", get(async || http::text("ok")))
-        .route("/proxyMode", get(async || http::text("ebpf")))
-        .merge(more);
-    let reason = "FailedToStartMetricServer";
-    let listen = http::Listen { what: "metrics server", address, hard_fail, reason, events };
-    http::serve(listen, router).await
-}
-
-fn scrape(metrics: &Metrics) -> axum::response::Response {
-    match metrics.render() {
-        Ok(text) => ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text).into_response(),
-        Err(error) => {
-            let text = format!("collect metrics: {error:#}\n");
-            (StatusCode::INTERNAL_SERVER_ERROR, text).into_response()
-        }
-    }
-}
-
+#[cfg(test)]
+mod page;
 #[cfg(test)]
 mod tests;

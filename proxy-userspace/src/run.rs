@@ -21,6 +21,7 @@ use crate::{
         kernel::KernelDatapath,
         loader::{self, Loaded},
         pins::Pins,
+        sys,
     },
     debug,
     devices::{self, Follower},
@@ -78,6 +79,7 @@ impl Agent {
     async fn serve(&mut self, config: &Config) -> Result<()> {
         let started = Instant::now();
         prepare_host(config);
+        sys::raise_open_files().context("raise the limit on open files")?;
         let status = SharedStatus::default();
         let problems = manifest::Problems::default();
         let sources = kube::SharedStatus::default();
@@ -102,7 +104,7 @@ impl Agent {
             Arc::clone(&problems),
             Arc::clone(&sources),
             matches!(config.source, SourceConfig::Manifests(_)),
-        )
+        )?
         .late_after(config.late_after)
         .with_listeners(faults_rx);
         // First of all, so that probes are answered while the rest starts.
@@ -123,13 +125,9 @@ impl Agent {
         )?;
         let (questions_tx, questions_rx) = mpsc::channel(QUESTIONS);
         if let Some(address) = config.metrics {
-            let server = metrics::serve(
-                address,
-                config.hard_fail,
-                events.clone(),
-                metrics.clone(),
-                debug::router(questions_tx),
-            );
+            let more = debug::router(questions_tx);
+            let (events, metrics, health) = (events.clone(), metrics.clone(), health.clone());
+            let server = metrics::serve(address, config, events, metrics, health, more);
             self.parts.spawn("metrics server", server);
         }
 

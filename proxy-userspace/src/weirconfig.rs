@@ -8,7 +8,7 @@ mod apply;
 mod read;
 mod validate;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -17,6 +17,7 @@ use crate::{
     cli::{LogFormat, Run, Tc},
     config::{HEALTHZ, METRICS},
     datapath::layout::Sizes,
+    kubeproxy, takeover,
 };
 
 pub use self::read::read;
@@ -82,6 +83,8 @@ pub struct WeirConfiguration {
     pub bridge_interface: Option<String>,
     /// For `InterfaceNamePrefix`.
     pub interface_name_prefix: Option<String>,
+    /// `--takeover`.
+    pub takeover: Option<String>,
     /// `--healthz-bind-address`.
     pub healthz_bind_address: Option<String>,
     /// `--metrics-bind-address`.
@@ -114,6 +117,7 @@ impl WeirConfiguration {
             devices,
             tc: run.tc,
             localhost_node_ports: run.localhost_nodeports,
+            takeover: run.takeover.clone(),
             healthz_bind_address: run.healthz_bind_address.clone(),
             metrics_bind_address: run.metrics_bind_address.clone(),
             max_services: run.max_services,
@@ -150,6 +154,7 @@ impl WeirConfiguration {
             cluster_cidr: self.cluster_cidr.or(below.cluster_cidr),
             bridge_interface: self.bridge_interface.or(below.bridge_interface),
             interface_name_prefix: self.interface_name_prefix.or(below.interface_name_prefix),
+            takeover: self.takeover.or(below.takeover),
             healthz_bind_address: self.healthz_bind_address.or(below.healthz_bind_address),
             metrics_bind_address: self.metrics_bind_address.or(below.metrics_bind_address),
             max_services: self.max_services.or(below.max_services),
@@ -168,6 +173,14 @@ impl WeirConfiguration {
     /// The cgroup v2 directory.
     pub fn cgroup(&self) -> PathBuf {
         self.cgroup.clone().unwrap_or_else(|| "/sys/fs/cgroup".into())
+    }
+
+    /// How long connections go on that kube-proxy has translated.
+    pub fn takeover(&self) -> Duration {
+        match &self.takeover {
+            Some(text) => kubeproxy::duration(text).unwrap_or_default().to_std(),
+            None => takeover::DEFAULT,
+        }
     }
 
     /// The table sizes.
@@ -205,6 +218,7 @@ impl WeirConfiguration {
             "clusterCIDR": self.cluster_cidr,
             "bridgeInterface": self.bridge_interface,
             "interfaceNamePrefix": self.interface_name_prefix,
+            "takeover": self.takeover.as_deref().unwrap_or(takeover::DEFAULT_TEXT),
             "healthzBindAddress":
                 self.healthz_bind_address.clone().unwrap_or_else(|| HEALTHZ.to_string()),
             "metricsBindAddress":

@@ -217,9 +217,80 @@ fn conformance_157_158_with_the_cluster_away_it_is_alive_and_not_ready_on_both_f
         assert_eq!(status, 200, "{address}");
         assert!(body.contains("lastUpdated"), "{address}: {body}");
     }
-    assert_eq!(agent.get(10_249, "/proxyMode").unwrap(), (200, "ebpf".to_owned()));
+    // The programs are loaded first, which takes a slow machine a while.
+    let mode = until("the metrics server", &agent, || agent.get(10_249, "/proxyMode").ok());
+    assert_eq!(mode, (200, "ebpf".to_owned()));
     assert!(
         agent.get_at(&node.v4, 10_249, "/proxyMode").is_err(),
         "metrics are for the node alone"
     );
+}
+
+#[test]
+fn the_metrics_server_shows_its_configuration_and_the_results_of_checks() {
+    let world = World::new().unwrap();
+    let agent = world.start("node1", &[]).unwrap();
+    let (status, body) = agent.get(10_249, "/configz").unwrap();
+    assert_eq!(status, 200, "{body}");
+    let shown: Value = serde_json::from_str(&body).unwrap();
+    let shown = &shown["kubeproxy.config.k8s.io"];
+    assert_eq!(shown["kind"], "KubeProxyConfiguration");
+    assert_eq!(shown["hostnameOverride"], "node1");
+    assert_eq!(shown["metricsBindAddress"], "127.0.0.1:10249");
+
+    agent.get(10_256, "/healthz").unwrap();
+    agent.get(10_249, "/healthz").unwrap();
+    let (status, slis) = agent.get(10_249, "/metrics/slis").unwrap();
+    assert_eq!(status, 200, "{slis}");
+    for series in [
+        "kubernetes_healthcheck{name=\"sync\",type=\"healthz\"} 1",
+        "kubernetes_healthcheck{name=\"dataplane\",type=\"healthz\"} 1",
+        "kubernetes_healthcheck{name=\"ready\",type=\"readyz\"} 1",
+        "kubernetes_healthchecks_total{name=\"node-eligible\",status=\"success\",type=\"healthz\"} 1",
+        "kubernetes_healthchecks_total{name=\"ping\",status=\"success\",type=\"healthz\"} 1",
+    ] {
+        assert!(slis.lines().any(|line| line == series), "{series} in\n{slis}");
+    }
+    for (path, word) in [
+        ("/debug/pprof/heap", "perf"),
+        ("/debug/pprof/", "perf"),
+        ("/debug/flags/v", "--log-level"),
+        ("/flagz", "/configz"),
+        ("/statusz", "/readyz"),
+    ] {
+        let (status, body) = agent.get(10_249, path).unwrap();
+        assert_eq!(status, 501, "{path}: {body}");
+        assert!(body.contains(word), "{path}: {body}");
+    }
+    assert_eq!(agent.get(10_249, "/other").unwrap().0, 404);
+}
+
+#[test]
+fn conformance_163_what_a_running_agent_exports_is_on_the_page() {
+    let world = World::new().unwrap();
+    let server = cluster(&world);
+    for object in checked(&world, "page", 1, 32_001) {
+        server.apply(object);
+    }
+    let agent = world.start_in_cluster("node1", &server.kubeconfig()).unwrap();
+    // After a first sweep of the flow tables.
+    let swept = |text: &str| text.contains("weir_table_entries{table=\"SOCKETS6\"}");
+    let scrape = until("a sweep", &agent, || {
+        agent.get(10_249, "/metrics").ok().map(|(_, text)| text).filter(|text| swept(text))
+    });
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let page = fs::read_to_string(page).unwrap();
+    let (exported, _) = page.split_once("## What kube-proxy exports").unwrap();
+    let types: Vec<&str> = scrape.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    for of in &types {
+        let (name, kind) = of.split_once(' ').unwrap();
+        assert!(exported.contains(&format!("\n| `{name}` | {kind} |")), "{of} is not on the page");
+    }
+    // What the page names is there, but for what has not happened here and the other path's.
+    let quiet = ["weir_findings", "kubernetes_healthcheck", "kubernetes_healthchecks_total"];
+    for line in exported.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let name = line.split('`').next().unwrap();
+        let found = types.iter().any(|of| of.split(' ').next() == Some(name));
+        assert!(found || quiet.contains(&name), "{name} is on the page and not in\n{scrape}");
+    }
 }

@@ -101,7 +101,7 @@ fn status_finds_clsact_filters_and_cleanup_removes_them_without_pins() {
     assert_eq!(device["hooks"], serde_json::json!(["tc_egress", "tc_ingress"]));
     agent.stop().unwrap();
     // As after a cleanup that was interrupted, or a bpf file system that was unmounted.
-    for directory in ["weir/links", "weir/maps"] {
+    for directory in ["weir/links", "weir/maps", "weir/programs"] {
         for pin in fs::read_dir(agent.bpffs.join(directory)).unwrap() {
             fs::remove_file(pin.unwrap().path()).unwrap();
         }
@@ -112,6 +112,43 @@ fn status_finds_clsact_filters_and_cleanup_removes_them_without_pins() {
     let filters = agent.command("tc").args(["filter", "show", "dev", "eth0", "ingress"]).output();
     let filters = String::from_utf8_lossy(&filters.unwrap().stdout).into_owned();
     assert!(!filters.contains("tc_ingress"), "{filters}");
+}
+
+#[test]
+fn node_ports_in_trouble_are_told_before_they_are_used() {
+    let world = World::new().unwrap();
+    // A listener of the node where a Service is to answer, and another Service with its port.
+    let port = service(&world).node_port();
+    let listener =
+        world.place("node1").netns.enter(move || std::net::TcpListener::bind(("0.0.0.0", port)));
+    let _listener = listener.unwrap().unwrap();
+    let mut clash = Service::new("clash", 2).objects();
+    clash[0]["spec"]["ports"][0]["nodePort"] = port.into();
+    clash[0]["spec"]["ports"][1]["nodePort"] = 32_000.into();
+    let agent = world.prepare("node1", &[service(&world).objects(), clash].concat()).unwrap();
+    let check = |range: &str| {
+        let mut command = agent.command(weir_binary().to_str().unwrap());
+        command.args(["check", "nodeports", "-o", "json", "--range", range, "--manifests"]);
+        let output = command.arg(&agent.manifests).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let found: Value = serde_json::from_str(&text).unwrap_or_else(|error| {
+            panic!("{error}: {text}{}", String::from_utf8_lossy(&output.stderr))
+        });
+        (output.status.success(), found)
+    };
+    let (good, report) = check("30000-32767");
+    assert!(!good, "{report:#}");
+    assert_eq!(report["staticBand"], "30000-30085");
+    let findings = report["findings"].as_array().unwrap();
+    let about = |port: u16, words: &str| {
+        let of = |f: &&Value| f["port"] == port && f["message"].as_str().unwrap().contains(words);
+        findings.iter().filter(of).count()
+    };
+    assert_eq!(about(port, "more than one Service"), 1, "{report:#}");
+    assert_eq!(about(port, "listens on it"), 1, "{report:#}");
+    assert_eq!(about(32_000, "asked for"), 1, "{report:#}");
+    let (_, report) = check("40000-41000");
+    assert_eq!(report["findings"][0]["fault"], true, "{report:#}");
 }
 
 #[test]

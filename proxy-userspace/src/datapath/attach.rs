@@ -73,9 +73,47 @@ pub struct Target {
 /// Attaches the loaded programs.
 pub struct Attacher {
     ebpf: Ebpf,
-    paths: PinPaths,
-    programs: BTreeMap<&'static str, OwnedFd>,
+    pub(super) paths: PinPaths,
+    pub(super) programs: BTreeMap<&'static str, OwnedFd>,
     mode: TcMode,
+    /// By the name of the link's pin; filters, which have none, by the name that it would have.
+    pub(super) attached: BTreeMap<String, Attached>,
+    /// Of directories that had to be made anew.
+    pub(super) locks: Vec<fs::File>,
+}
+
+/// A program where we have put it.
+pub(super) struct Attached {
+    /// Program.
+    pub program: &'static str,
+    /// Where.
+    pub place: Place,
+    /// Kept open, so that the loss of its pin alone detaches nothing. Filters have none.
+    pub link: Option<OwnedFd>,
+}
+
+/// Where a program is attached.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    /// A device, and the attach type of a link.
+    Device(Target, u32),
+    /// A cgroup directory, by path and inode number, and the attach type.
+    Cgroup(PathBuf, u64, u32),
+}
+
+impl Place {
+    /// Whether this link is (still) there.
+    pub(super) fn has(&self, info: &sys::LinkInfo) -> bool {
+        match self {
+            // Zero once the link was detached or the device has gone.
+            Self::Device(target, attach_type) => {
+                info.low == target.ifindex && info.high == *attach_type
+            }
+            Self::Cgroup(_, inode, attach_type) => {
+                info.cgroup_id() == *inode && info.attach_type == *attach_type
+            }
+        }
+    }
 }
 
 /// Whether the kernel knows TCX (6.6).
@@ -102,11 +140,13 @@ impl Attacher {
         }
         let (ebpf, paths, pins, lock) = loaded.into_parts();
         pin_program(&paths, PROBED, programs[PROBED].as_fd())?;
-        Ok((Self { ebpf, paths, programs, mode }, pins, LockGuard { _lock: lock }))
+        let attacher =
+            Self { ebpf, paths, programs, mode, attached: BTreeMap::new(), locks: Vec::new() };
+        Ok((attacher, pins, LockGuard { _lock: lock }))
     }
 
     /// Attaches the socket programs to the cgroup directory, or replaces those that are there.
-    pub fn attach_cgroup(&self, cgroup: &Path) -> Result<(), AttachError> {
+    pub fn attach_cgroup(&mut self, cgroup: &Path) -> Result<(), AttachError> {
         let error = |program: &str, source: io::Error| AttachError {
             program: program.to_owned(),
             target: cgroup.display().to_string(),
@@ -119,9 +159,8 @@ impl Attacher {
         };
         for (name, attach_type) in SOCKET_PROGRAMS {
             let fd = dir.as_fd().as_raw_fd() as u32;
-            let same =
-                |info: &sys::LinkInfo| info.cgroup_id() == inode && info.attach_type == attach_type;
-            self.link(name, name, fd, attach_type, 0, same).map_err(|e| error(name, e))?;
+            let place = Place::Cgroup(cgroup.to_owned(), inode, attach_type);
+            self.link(name, name, place, fd, attach_type, 0).map_err(|e| error(name, e))?;
         }
         Ok(())
     }
@@ -143,10 +182,8 @@ impl Attacher {
                         (sys::BPF_TCX_EGRESS, sys::BPF_F_AFTER)
                     };
                     let pin = format!("{pin}-{}", device.ifindex);
-                    let same = |info: &sys::LinkInfo| {
-                        info.low == device.ifindex && info.high == attach_type
-                    };
-                    self.link(&pin, program, device.ifindex, attach_type, order, same)
+                    let place = Place::Device(device.clone(), attach_type);
+                    self.link(&pin, program, place, device.ifindex, attach_type, order)
                         .map_err(Into::into)
                 }
                 TcMode::Clsact => self.clsact(program, device, ingress),
@@ -160,38 +197,54 @@ impl Attacher {
         Ok(())
     }
 
-    /// Adopts the link pinned as `pin` if it is the `same`, else makes and pins a new one.
+    /// Adopts the link pinned as `pin` if it is in its place, else pins the one that we hold, else
+    /// makes and pins a new one.
     fn link(
-        &self,
+        &mut self,
         pin: &str,
-        program: &str,
+        program: &'static str,
+        place: Place,
         target: u32,
         attach_type: u32,
         flags: u32,
-        same: impl Fn(&sys::LinkInfo) -> bool,
     ) -> io::Result<()> {
         let path = self.paths.links().join(pin);
-        let program = self.programs.get(program).ok_or(io::ErrorKind::NotFound)?.as_fd();
+        let held = self.attached.get(pin).and_then(|attached| attached.link.as_ref());
+        let code = self.programs.get(program).ok_or(io::ErrorKind::NotFound)?.as_fd();
+        let mut link = None;
         match sys::obj_get(&path) {
-            Ok(link) => {
-                if same(&sys::link_info(link.as_fd())?) {
+            Ok(pinned) => {
+                if place.has(&sys::link_info(pinned.as_fd())?) {
                     // The pin stays as it is: it names the link, not the program.
-                    return sys::link_update(link.as_fd(), program);
+                    sys::link_update(pinned.as_fd(), code)?;
+                    link = Some(pinned);
+                } else {
+                    // Its device is gone, and another has the index now; or it was detached.
+                    fs::remove_file(&path)?;
                 }
-                // Its device is gone, and another has the index now.
-                fs::remove_file(&path)?;
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        let link = sys::link_create(program, target, attach_type, flags)?;
-        // If this fails the link goes with its descriptor, and nothing is left half done.
-        sys::obj_pin(link.as_fd(), &path)
+        if link.is_none() {
+            let kept = match held {
+                Some(held) if place.has(&sys::link_info(held.as_fd())?) => {
+                    sys::link_update(held.as_fd(), code)?;
+                    held.try_clone()?
+                }
+                _ => sys::link_create(code, target, attach_type, flags)?,
+            };
+            // If this fails a new link goes with its descriptor, and nothing is left half done.
+            sys::obj_pin(kept.as_fd(), &path)?;
+            link = Some(kept);
+        }
+        self.attached.insert(pin.to_owned(), Attached { program, place, link });
+        Ok(())
     }
 
     fn clsact(
         &mut self,
-        program: &str,
+        program: &'static str,
         device: &Target,
         ingress: bool,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -238,13 +291,19 @@ impl Attacher {
         };
         // Dropping the link would detach the filter, which must outlive the agent.
         std::mem::forget(classifier.take_link(id)?);
+        let name =
+            format!("{}-{}", if ingress { "tc_ingress" } else { "tc_egress" }, device.ifindex);
+        let place = Place::Device(device.clone(), 0);
+        self.attached.insert(name, Attached { program, place, link: None });
         Ok(())
     }
 
     /// Removes the pins of a device that is gone.
-    pub fn forget_device(&self, ifindex: u32) -> io::Result<()> {
+    pub fn forget_device(&mut self, ifindex: u32) -> io::Result<()> {
         for hook in ["tc_ingress", "tc_egress"] {
-            match fs::remove_file(self.paths.links().join(format!("{hook}-{ifindex}"))) {
+            let name = format!("{hook}-{ifindex}");
+            self.attached.remove(&name);
+            match fs::remove_file(self.paths.links().join(name)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }

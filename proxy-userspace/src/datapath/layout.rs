@@ -24,6 +24,9 @@ const LPM_TRIE: u32 = 11;
 /// BPF_F_NO_PREALLOC.
 const ON_DEMAND: u32 = 1;
 
+/// Rows of `DEVICES`, as in the object.
+pub const DEVICES: u32 = 4_096;
+
 /// How large the tables are. The defaults are those of the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
@@ -126,7 +129,7 @@ pub fn maps(sizes: &Sizes) -> Vec<MapSpec> {
     let mut maps = family::<[u8; 4]>(0, sizes);
     maps.extend(family::<[u8; 16]>(1, sizes));
     maps.extend([
-        spec::<u32, DeviceRow>("DEVICES", HASH, 4_096, ON_DEMAND),
+        spec::<u32, DeviceRow>("DEVICES", HASH, DEVICES, ON_DEMAND),
         spec::<u32, NodeConfig>("CONFIG", ARRAY, 1, 0),
         spec::<u32, NameRow>("NAMES", HASH, sizes.services, ON_DEMAND),
         spec::<u32, u64>("COUNTERS", PERCPU_ARRAY, counter::COUNTERS as u32, 0),

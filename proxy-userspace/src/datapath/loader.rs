@@ -157,7 +157,7 @@ pub fn check_mounts(bpffs: &Path, cgroup: &Path) -> Result<(), LoadError> {
 
 /// Takes the lock on the pins. An agent that is ending has it until its last write is done, and
 /// `weir status` for a moment.
-fn lock(root: &Path) -> Result<File, LoadError> {
+pub(super) fn lock(root: &Path) -> Result<File, LoadError> {
     let lock = File::open(root).map_err(path_error(root))?;
     let end = Instant::now() + LOCK_WAIT;
     while !sys::try_lock(lock.as_fd()).map_err(path_error(root))? {

@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod clsact;
 pub mod fake;
+pub mod guard;
 pub mod kernel;
 pub mod layout;
 pub mod loader;

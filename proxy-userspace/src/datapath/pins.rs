@@ -205,6 +205,18 @@ impl Pins {
         })
     }
 
+    /// Every map, with the name of its pin.
+    pub fn maps(&self) -> impl Iterator<Item = (&'static str, &OwnedFd)> {
+        let Self { v4, v6, devices, config, names, counters, clock, sizes: _ } = self;
+        [v4.maps(0), v6.maps(1)].into_iter().flatten().chain([
+            ("DEVICES", devices),
+            ("CONFIG", config),
+            ("NAMES", names),
+            ("COUNTERS", counters),
+            ("CLOCK", clock),
+        ])
+    }
+
     /// Row of `CONFIG`; all zero before the first agent has written it.
     pub fn config(&self) -> io::Result<NodeConfig> {
         sys::lookup(self.config.as_fd(), &0u32)?.ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -293,6 +305,35 @@ pub fn count<K: Row, V: Row>(map: &OwnedFd) -> io::Result<usize> {
 }
 
 impl FamilyMaps {
+    /// Every map, with the name of its pin in the first or second family.
+    fn maps(&self, family: usize) -> [(&'static str, &OwnedFd); 10] {
+        let Self {
+            addresses,
+            services,
+            slots,
+            backends,
+            flows,
+            embryos,
+            sockets,
+            sources,
+            affinity,
+            cidrs,
+        } = self;
+        [
+            (["ADDRESSES4", "ADDRESSES6"], addresses),
+            (["SERVICES4", "SERVICES6"], services),
+            (["SLOTS4", "SLOTS6"], slots),
+            (["BACKENDS4", "BACKENDS6"], backends),
+            (["FLOWS4", "FLOWS6"], flows),
+            (["EMBRYOS4", "EMBRYOS6"], embryos),
+            (["SOCKETS4", "SOCKETS6"], sockets),
+            (["SOURCES4", "SOURCES6"], sources),
+            (["AFFINITY4", "AFFINITY6"], affinity),
+            (["SERVICE_CIDRS4", "SERVICE_CIDRS6"], cidrs),
+        ]
+        .map(|(names, map)| (names[family], map))
+    }
+
     /// Rows of `ADDRESSES`.
     pub fn addresses<A: Row>(&self) -> io::Result<Vec<(A, AddressRow)>> {
         rows(&self.addresses)

@@ -196,6 +196,19 @@ pub fn map_info(fd: BorrowedFd<'_>) -> io::Result<MapInfo> {
     info(fd)
 }
 
+/// Start of `struct bpf_prog_info`.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInfo {
+    program_type: u32,
+    id: u32,
+}
+
+/// Kernel-wide id of a program.
+pub fn program_id(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    info::<ProgramInfo>(fd).map(|info| info.id)
+}
+
 /// Facts of a link.
 pub fn link_info(fd: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     info(fd)
@@ -314,6 +327,22 @@ pub fn try_lock(fd: BorrowedFd<'_>) -> io::Result<bool> {
     }
     let error = io::Error::last_os_error();
     if error.kind() == io::ErrorKind::WouldBlock { Ok(false) } else { Err(error) }
+}
+
+/// Lets this process have as many open files as it may: links and maps are held open, and the usual
+/// soft limit of 1024 is less than a node with 500 devices needs.
+pub fn raise_open_files() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: room for the answer.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: a limit that the kernel has just given.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// CLOCK_MONOTONIC in nanoseconds.

@@ -171,6 +171,7 @@ fn words(counter: Counter) -> &'static str {
     match counter {
         C::PassLocalSocket => "left alone: a socket of this node has this connection",
         C::PassNoService => "left alone: no front end of a Service is there",
+        C::PassNoFlow => "left to the kernel: another proxy may have translated its connection",
         C::PassTranslated => "left alone: translated on a device below already",
         C::PassOtherHost => "left alone: the frame is for another host",
         C::RefuseNoEndpoint | C::SocketNoEndpoint => {

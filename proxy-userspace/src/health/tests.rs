@@ -42,8 +42,8 @@ fn conformance_154_156_157_livez_follows_the_proxy_and_healthz_the_node_too() {
             node,
             ..Status::default()
         };
-        assert_eq!(livez(&status, now).0, live, "/livez: {what}");
-        assert_eq!(healthz(&status, manifests, now).0, healthy, "/healthz: {what}");
+        assert_eq!(livez(&status, &[], now).0, live, "/livez: {what}");
+        assert_eq!(healthz(&status, &[], manifests, now).0, healthy, "/healthz: {what}");
     }
 }
 
@@ -55,31 +55,33 @@ fn conformance_158_bodies_are_those_of_kube_proxy() {
         Status { last_success: ago(now, 100), node: node(false, false), ..Status::default() };
     // Well: the time of the answer, for those who look at nothing else.
     assert_eq!(
-        healthz(&status, false, now),
+        healthz(&status, &[], false, now),
         (
             true,
             json!({
                 "lastUpdated": NOW, "currentTime": NOW, "nodeEligible": true, "healthy": true,
                 "status": {"IPv4": family(true), "IPv6": family(true)},
+                "dataplane": {"healthy": true, "losses": []},
             })
         )
     );
     // A leaving node: the proxy itself is healthy, and /livez says nothing of the node.
     status.node = node(true, false);
-    let leaving = healthz(&status, false, now).1;
+    let leaving = healthz(&status, &[], false, now).1;
     assert_eq!(leaving["nodeEligible"], false);
     assert_eq!(leaving["healthy"], true);
     assert_eq!(leaving["lastUpdated"], "2027-01-15T07:58:20Z");
-    assert!(livez(&status, now).1.get("nodeEligible").is_none());
+    assert!(livez(&status, &[], now).1.get("nodeEligible").is_none());
     // Late: the last time that all was well.
     status.oldest_pending = ago(now, 61);
     assert_eq!(
-        livez(&status, now),
+        livez(&status, &[], now),
         (
             false,
             json!({
                 "lastUpdated": "2027-01-15T07:58:20Z", "currentTime": NOW, "healthy": false,
                 "status": {"IPv4": family(false), "IPv6": family(false)},
+                "dataplane": {"healthy": true, "losses": []},
             })
         )
     );
@@ -87,10 +89,21 @@ fn conformance_158_bodies_are_those_of_kube_proxy() {
 
 #[test]
 fn before_the_first_sync_there_is_no_family_and_no_time() {
-    let body = healthz(&Status::default(), false, now()).1;
+    let body = healthz(&Status::default(), &[], false, now()).1;
     assert_eq!(body["status"], json!({}));
     assert_eq!(body["lastUpdated"], "0001-01-01T00:00:00Z");
     assert_eq!(body["healthy"], true);
+}
+
+#[test]
+fn conformance_181_a_loss_in_the_kernel_is_no_health_and_is_named() {
+    let (now, losses) = (now(), ["link tc_ingress-4 is detached".to_owned()]);
+    let status = Status { node: node(false, false), ..Status::default() };
+    for (ok, body) in [livez(&status, &losses, now), healthz(&status, &losses, false, now)] {
+        assert!(!ok);
+        assert_eq!(body["healthy"], false);
+        assert_eq!(body["dataplane"], json!({"healthy": false, "losses": losses}));
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn health(late: bool) -> Health {
         status.oldest_pending = Some(long_ago.expect("the machine has been up for a minute"));
     }
     let status = crate::reconcile::SharedStatus::new(status.into());
-    Health::new(status, Default::default(), Default::default(), true)
+    Health::new(status, Default::default(), Default::default(), true).unwrap()
 }
 
 fn checks(port: u16, local: [Option<usize>; 2]) -> Checks {

@@ -1,6 +1,6 @@
 //! What is attached, how the node is set up, how full the tables are, and the counters.
 
-use std::{collections::BTreeMap, io, net::IpAddr, os::fd::AsFd, path::Path};
+use std::{io, net::IpAddr, os::fd::AsFd, path::Path};
 
 use anyhow::{Context as _, Result};
 use proxy_common::{
@@ -19,7 +19,7 @@ use crate::{
     datapath::{
         FamilySnapshot, Snapshot,
         attach::{self, PinnedLink},
-        clsact,
+        clsact::{self, Filters},
         pins::{self, FamilyMaps, PinPaths, Pins},
         sys,
     },
@@ -178,7 +178,7 @@ fn device(
     name: String,
     row: &DeviceRow,
     links: &[PinnedLink],
-    filters: &BTreeMap<u32, Vec<&str>>,
+    filters: &Filters,
 ) -> Device {
     let mut hooks: Vec<String> = links
         .iter()
@@ -187,7 +187,8 @@ fn device(
         .collect();
     let mut attached = "tcx";
     if hooks.is_empty() {
-        hooks = filters.get(&ifindex).into_iter().flatten().map(ToString::to_string).collect();
+        let ours = filters.keys().filter(|(device, _)| *device == ifindex);
+        hooks = ours.map(|(_, hook)| (*hook).to_owned()).collect();
         attached = if hooks.is_empty() { "nothing" } else { "clsact" };
     }
     Device {
@@ -213,12 +214,9 @@ fn filters(devices: &[(u32, DeviceRow)], links: &[PinnedLink]) -> Result<Filters
         return Ok(Filters::new());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let filters = runtime.block_on(clsact::hooks(&bare)).map_err(anyhow::Error::from_boxed);
+    let filters = runtime.block_on(clsact::filters(&bare)).map_err(anyhow::Error::from_boxed);
     filters.context("read the clsact filters")
 }
-
-/// Hooks by interface index.
-type Filters = BTreeMap<u32, Vec<&'static str>>;
 
 fn link(link: &PinnedLink) -> Link {
     Link { name: link.name.clone(), id: link.info.id, program: link.info.prog_id }
@@ -354,7 +352,7 @@ mod tests {
             link("sock4_connect", 0),
         ];
         let workload = DeviceRow { role: ROLE_WORKLOAD, flags: 0, masquerade4: [0; 4], ..row };
-        let filters = Filters::from([(5, vec!["tc_ingress"])]);
+        let filters = Filters::from([((5, "tc_ingress"), 40)]);
         Status {
             agent_running: false,
             node: node(&NodeConfig {

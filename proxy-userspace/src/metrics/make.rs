@@ -6,7 +6,7 @@ use prometheus::{
 };
 
 /// kube-proxy's buckets of `network_programming_duration_seconds`. The first, zero, is its too.
-fn programming_buckets() -> Vec<f64> {
+pub(super) fn programming_buckets() -> Vec<f64> {
     let steps = |first: u32, last: u32, step: usize| (first..=last).step_by(step).map(f64::from);
     [0.0, 0.25, 0.5]
         .into_iter()

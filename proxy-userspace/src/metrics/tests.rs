@@ -1,15 +1,28 @@
 //! A scrape as a monitoring system reads it: names, labels and buckets are a contract.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use proxy_common::counter::{FrontEnd, new_flows};
 
 use super::*;
-use crate::{model::Finding, plan::Usage};
-use std::time::Duration;
+use crate::{
+    datapath::{guard::What, layout},
+    model::Finding,
+    plan::Usage,
+    reconcile::Status,
+};
 
 /// Tables of a node whose packet path has seen one new flow and refused two packets.
 struct Made;
 
 impl Tables for Made {
+    fn devices(&self) -> io::Result<usize> {
+        Ok(32)
+    }
+
     fn sizes(&self) -> Sizes {
         Sizes::default()
     }
@@ -27,12 +40,13 @@ impl Tables for Made {
 fn metrics(status: Status) -> Metrics {
     let status = SharedStatus::new(status.into());
     let sources = kube::SharedStatus::default();
-    let health = Health::new(Arc::clone(&status), Default::default(), Arc::clone(&sources), true);
+    let health =
+        Health::new(Arc::clone(&status), Default::default(), Arc::clone(&sources), true).unwrap();
     Metrics::new(status, Arc::new(Made), health, sources).unwrap()
 }
 
-/// After a sync, a sweep and some work.
-fn scraped() -> String {
+/// After a sync, a sweep and some work: every metric has a series.
+pub fn filled() -> Metrics {
     let metrics = metrics(Status {
         synced: true,
         last_success: Some(Instant::now()),
@@ -60,6 +74,12 @@ fn scraped() -> String {
         }],
         ..Status::default()
     });
+    metrics.0.health.dataplane().change(|report| {
+        report.losses = vec!["link tc_egress-4 is detached".to_owned()];
+        report.repairs.insert(What::MapPin, 28);
+        report.attached.insert("tc_ingress", 29);
+    });
+    metrics.0.health.set_unserved_devices(33);
     let observe = metrics.observer();
     observe(Observation::Sync { duration: Duration::from_millis(3), full: true });
     observe(Observation::Sync { duration: Duration::from_millis(1), full: false });
@@ -68,11 +88,18 @@ fn scraped() -> String {
         flows: [20, 21],
         embryos: [22, 23],
         affinity: [24, 25],
+        sockets: [30, 31],
         deleted: [26, 27],
         duration: [Duration::from_millis(2); 2],
         front_addresses: Default::default(),
     });
-    metrics.render().unwrap()
+    kube::heard(&metrics.0.sources, "Services");
+    kube::count_request(&metrics.0.sources, "200", "GET", "api.example");
+    metrics
+}
+
+fn scraped() -> String {
+    filled().render().unwrap()
 }
 
 /// Value by series.
@@ -122,13 +149,21 @@ fn names_types_and_labels_are_as_documented() {
         kubeproxy_sync_proxy_rules_no_local_endpoints_total gauge ip_family,traffic_policy
         kubeproxy_sync_proxy_rules_service_changes_pending gauge
         kubeproxy_sync_proxy_rules_service_changes_total counter
+        rest_client_requests_total counter code,host,method
         weir_build_info gauge version
+        weir_datapath_attached gauge program
+        weir_datapath_losses gauge
         weir_datapath_new_flows_total counter frontend,ip_family,protocol
         weir_datapath_packets_total counter hook,reason,verdict
+        weir_datapath_repairs_total counter what
         weir_findings gauge kind,reason
+        weir_layout_version gauge
         weir_sync_failures_total counter
         weir_table_capacity gauge table
-        weir_table_entries gauge table"
+        weir_table_entries gauge table
+        weir_unserved_devices gauge
+        weir_watch_relists_total counter resource
+        weir_watch_silence_seconds gauge resource"
         .lines()
         .map(str::trim)
         .filter(|line| !line.is_empty())
@@ -138,23 +173,31 @@ fn names_types_and_labels_are_as_documented() {
 }
 
 #[test]
-fn conformance_163_syncs_have_kube_proxy_s_buckets_in_both_families() {
+fn conformance_163_histograms_have_kube_proxy_s_buckets_in_both_families() {
     let text = scraped();
+    let series = series(&text);
     let bounds: Vec<f64> = (0..15).map(|n| 0.001 * f64::from(1 << n)).collect();
-    for family in FAMILIES {
-        let name = "kubeproxy_sync_proxy_rules_duration_seconds";
-        let start = format!("{name}_bucket{{ip_family=\"{family}\",le=\"");
-        let found: Vec<&str> = text
-            .lines()
-            .filter_map(|line| line.strip_prefix(&start))
-            .map(|rest| rest.split('"').next().unwrap_or_default())
-            .collect();
-        let (last, finite) = found.split_last().unwrap();
-        assert_eq!(*last, "+Inf");
-        let finite: Vec<f64> = finite.iter().map(|bound| bound.parse().unwrap()).collect();
-        assert_eq!(finite, bounds);
-        let count = series(&text)[format!("{name}_count{{ip_family=\"{family}\"}}").as_str()];
-        assert_eq!(count, 2.0, "one full and one partial sync");
+    for (name, bounds, counts) in [
+        ("sync_proxy_rules_duration_seconds", &bounds, [2.0, 2.0]),
+        ("sync_full_proxy_rules_duration_seconds", &bounds, [1.0, 1.0]),
+        ("sync_partial_proxy_rules_duration_seconds", &bounds, [1.0, 1.0]),
+        ("conntrack_reconciler_sync_duration_seconds", &bounds, [1.0, 1.0]),
+        ("network_programming_duration_seconds", &make::programming_buckets(), [1.0, 0.0]),
+    ] {
+        for (family, count) in FAMILIES.iter().zip(counts) {
+            let start = format!("kubeproxy_{name}_bucket{{ip_family=\"{family}\",le=\"");
+            let found: Vec<&str> = text
+                .lines()
+                .filter_map(|line| line.strip_prefix(&start))
+                .map(|rest| rest.split('"').next().unwrap_or_default())
+                .collect();
+            let (last, finite) = found.split_last().unwrap();
+            assert_eq!(*last, "+Inf", "{name}");
+            let finite: Vec<f64> = finite.iter().map(|bound| bound.parse().unwrap()).collect();
+            assert_eq!(finite, *bounds, "{name}");
+            let total = format!("kubeproxy_{name}_count{{ip_family=\"{family}\"}}");
+            assert_eq!(series[total.as_str()], count, "{total}");
+        }
     }
 }
 
@@ -201,6 +244,16 @@ fn values_are_where_they_belong() {
             3.0,
         ),
         ("kubeproxy_proxy_livez_total{code=\"503\"}", 0.0),
+        ("weir_datapath_losses", 1.0),
+        ("weir_table_entries{table=\"SOCKETS6\"}", 31.0),
+        ("weir_table_capacity{table=\"SOCKETS4\"}", 65_536.0),
+        ("weir_table_entries{table=\"DEVICES\"}", 32.0),
+        ("weir_table_capacity{table=\"DEVICES\"}", 4_096.0),
+        ("weir_watch_relists_total{resource=\"Services\"}", 0.0),
+        ("weir_unserved_devices", 33.0),
+        ("weir_datapath_repairs_total{what=\"map-pin\"}", 28.0),
+        ("weir_datapath_repairs_total{what=\"link\"}", 0.0),
+        ("weir_datapath_attached{program=\"tc_ingress\"}", 29.0),
     ] {
         assert_eq!(series.get(name), Some(&value), "{name} in\n{text}");
     }
@@ -208,6 +261,25 @@ fn values_are_where_they_belong() {
         "weir_datapath_packets_total{hook=\"tc\",reason=\"no-endpoint\",verdict=\"refuse\"}";
     assert_eq!(series[packets], 2.0);
     assert!(series["process_resident_memory_bytes"] > 0.0);
+}
+
+#[test]
+fn every_table_that_can_fill_up_tells_its_rows_and_its_capacity() {
+    let text = scraped();
+    let tables = |name: &str| -> BTreeSet<String> {
+        let start = format!("{name}{{table=\"");
+        let tables = text.lines().filter_map(|line| line.strip_prefix(&start));
+        tables.map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+    };
+    // The others have one row for each thing there is, and no more can come.
+    let fixed = ["CONFIG", "CLOCK", "COUNTERS", "SERVICE_CIDRS4", "SERVICE_CIDRS6"];
+    let all: BTreeSet<String> = layout::maps(&Sizes::default())
+        .iter()
+        .map(|spec| spec.name.to_owned())
+        .filter(|name| !fixed.contains(&name.as_str()))
+        .collect();
+    assert_eq!(tables("weir_table_entries"), all);
+    assert_eq!(tables("weir_table_capacity"), all);
 }
 
 #[test]

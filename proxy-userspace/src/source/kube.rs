@@ -96,6 +96,11 @@ pub fn requests(status: &SharedStatus) -> BTreeMap<(String, String, String), u64
     lock(status).requests.clone()
 }
 
+/// Every kind's state.
+pub fn kinds(status: &SharedStatus) -> BTreeMap<&'static str, KindStatus> {
+    lock(status).kinds.clone()
+}
+
 /// One kind's state.
 pub fn kind(status: &SharedStatus, name: &str) -> Option<KindStatus> {
     lock(status).kinds.get(name).cloned()
@@ -361,7 +366,8 @@ fn jitter(pause: Duration) -> Duration {
     pause / 2 + (pause / 2).mul_f64(f64::from(nanos % 1_000) / 1_000.0)
 }
 
-fn heard(status: &SharedStatus, name: &'static str) {
+/// Something came from the stream of this kind.
+pub(crate) fn heard(status: &SharedStatus, name: &'static str) {
     let mut status = lock(status);
     let kind = status.kinds.entry(name).or_default();
     kind.last_contact = Some(Instant::now());

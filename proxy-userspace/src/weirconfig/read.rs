@@ -76,6 +76,14 @@ impl Reader {
         self.text(name).map(Into::into)
     }
 
+    /// As it is written, or a bare zero; what is in it is not looked at here.
+    fn duration(&mut self, name: &str) -> Option<String> {
+        self.take(name, "a duration like 1h30m, or 0", |value| match value.as_str() {
+            Some(text) => Some(text.to_owned()),
+            None => (value.as_u64() == Some(0)).then(|| "0".to_owned()),
+        })
+    }
+
     fn switch(&mut self, name: &str) -> Option<bool> {
         self.take(name, "true or false", Value::as_bool)
     }
@@ -147,6 +155,7 @@ pub fn read(text: &str) -> Result<(WeirConfiguration, Vec<String>), String> {
         cluster_cidr: reader.text("clusterCIDR"),
         bridge_interface: reader.text("bridgeInterface"),
         interface_name_prefix: reader.text("interfaceNamePrefix"),
+        takeover: reader.duration("takeover"),
         healthz_bind_address: reader.text("healthzBindAddress"),
         metrics_bind_address: reader.text("metricsBindAddress"),
         max_services: reader.rows("maxServices", MAX_SERVICES),

@@ -31,7 +31,7 @@ fn every_field_acts() {
              localhostNodePorts: false\nnodePortAddresses: [primary]\nmasqueradeAll: true\n\
              answerEcho: true\ndetectLocalMode: ClusterCIDR\nclusterCIDR: 10.1.0.0/16\n\
              healthzBindAddress: 127.0.0.1:1\nmetricsBindAddress: ''\nmaxServices: 100\n\
-             maxSlots: 200\nmaxFlows: 300\nlogFormat: json\nlogLevel: debug"
+             maxSlots: 200\nmaxFlows: 300\nlogFormat: json\nlogLevel: debug\ntakeover: 1m30s"
         ),
         &[],
     )
@@ -53,6 +53,7 @@ fn every_field_acts() {
     assert_eq!(config.metrics, None);
     let sizes = (config.sizes.services, config.sizes.slots, config.sizes.flows);
     assert_eq!(sizes, (100, 200, 300));
+    assert_eq!(config.takeover, std::time::Duration::from_secs(90));
     assert_eq!(config.document["logFormat"], "json");
     assert_eq!(config.document["logLevel"], "debug");
     for (fields, detector) in [
@@ -77,7 +78,8 @@ fn all_that_is_wrong_is_in_one_report_with_its_field() {
         "speed: high\ntc: fast\ntc: slow\nmaxFlows: 3\nmaxSlots: many\ndevices: [eth0, 5, 'a*b']\n\
          answerEcho: maybe\nnodeName: ' '\nmanifests: /nonexistent\nkubeconfig: /nonexistent\n\
          nodePortAddresses: [secondary]\nhealthzBindAddress: x\nmetricsBindAddress: 127.0.0.1:0\n\
-         logLevel: a=b=c\ndetectLocalMode: ClusterCIDR\nbridgeInterface: cni0\nlogFormat: [text]",
+         logLevel: a=b=c\ndetectLocalMode: ClusterCIDR\nbridgeInterface: cni0\nlogFormat: [text]\n\
+         takeover: 169h",
         &["--devices=c*d"],
     )
     .unwrap_err();
@@ -101,6 +103,7 @@ fn all_that_is_wrong_is_in_one_report_with_its_field() {
         "logLevel: `a=b=c`, want off",
         "clusterCIDR: is needed by detectLocalMode ClusterCIDR",
         "bridgeInterface: counts only with detectLocalMode BridgeInterface",
+        "takeover: `169h`, want a duration like 1h30m up to 168h, or 0",
         "logFormat: `[\"text\"]`, want one of text, json",
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -133,6 +136,24 @@ fn flags_win_over_the_file_and_kube_proxy_s_are_warned_about() {
 }
 
 #[test]
+fn the_time_of_a_takeover_has_a_default_and_can_be_none() {
+    for (fields, flags, seconds) in [
+        ("", &[][..], 3_600),
+        ("takeover: 0", &[], 0),
+        ("takeover: 0s", &[], 0),
+        ("takeover: 0", &["--takeover=2h"], 7_200),
+        ("takeover: 2h", &["--takeover=0"], 0),
+    ] {
+        let config = config(fields, flags).unwrap();
+        assert_eq!(config.takeover.as_secs(), seconds, "{fields} {flags:?}");
+    }
+    for wrong in ["-1s", "soon", "3", "''"] {
+        let error = config(&format!("takeover: {wrong}"), &[]).unwrap_err();
+        assert!(error.contains("takeover: `"), "{error}");
+    }
+}
+
+#[test]
 fn what_is_written_down_is_read_back() {
     let first = config("devices: [eth0]\nanswerEcho: true\nnodeName: a", &[]).unwrap();
     let yaml = first.to_yaml().unwrap();
@@ -142,5 +163,5 @@ fn what_is_written_down_is_read_back() {
     assert_eq!(first.document, second.document);
     assert_eq!(second.behaviour, first.behaviour);
     let fields = first.document.as_object().unwrap().len();
-    assert_eq!(fields, 25, "a new field is written and read, and is in these tests");
+    assert_eq!(fields, 26, "a new field is written and read, and is in these tests");
 }

@@ -6,8 +6,9 @@ use super::{DetectLocalMode, WeirConfiguration};
 use crate::{
     cli::LogFormat,
     config::{HEALTHZ, METRICS, device_fault, node_name_fault},
-    kubeproxy::{address, cluster_cidrs},
+    kubeproxy::{self, address, cluster_cidrs},
     settings::NodePortAddresses,
+    takeover,
     telemetry::Log,
 };
 
@@ -39,6 +40,12 @@ impl WeirConfiguration {
         for text in self.node_port_addresses.iter().flatten() {
             if let Err(fault) = NodePortAddresses::parse(&[text]) {
                 add("nodePortAddresses", fault);
+            }
+        }
+        if let Some(text) = &self.takeover {
+            let longest = takeover::MAX.as_secs_f64();
+            if kubeproxy::duration(text).is_none_or(|d| !(0.0..=longest).contains(&d.seconds)) {
+                add("takeover", format!("`{text}`, want a duration like 1h30m up to 168h, or 0"));
             }
         }
         for (field, text, default) in [

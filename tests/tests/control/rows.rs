@@ -322,3 +322,40 @@ fn conformance_184_of_ten_thousand_changes_the_last_one_counts_and_one_sync_is_e
     let writes = plane.datapath.with(|fake| fake.applied) - before;
     assert!(writes < 10, "{writes} writes for one endpoint");
 }
+
+#[test]
+fn conformance_162_service_ports_without_an_endpoint_here_are_counted_by_policy() {
+    for (policies, hosts, want) in [
+        (["Local", "Cluster"], &["node1", "node2"][..], [0, 0]),
+        (["Cluster", "Local"], &["node1", "node2"], [0, 0]),
+        (["Local", "Local"], &["node1", "node2"], [0, 0]),
+        (["Local", "Cluster"], &["node2"], [1, 0]),
+        (["Cluster", "Local"], &["node2"], [0, 1]),
+        (["Local", "Local"], &["node2"], [1, 1]),
+        (["Cluster", "Cluster"], &["node2"], [0, 0]),
+        // Nothing is missing here that is somewhere else.
+        (["Local", "Local"], &[], [0, 0]),
+    ] {
+        let [internal, external] = policies;
+        let object = service(
+            "s",
+            json!({"type": "NodePort", "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"],
+                   "internalTrafficPolicy": internal, "externalTrafficPolicy": external,
+                   "ports": [{"port": 80, "nodePort": 30_080, "protocol": "TCP"}]}),
+        );
+        let mut endpoints = slice("s-1", "s", "IPv4", tcp("", 8080), &[]);
+        let hosts_and_ips = hosts.iter().zip(1..);
+        endpoints["endpoints"] = hosts_and_ips
+            .map(|(host, n)| json!({"addresses": [format!("10.1.0.{n}")], "nodeName": host}))
+            .collect();
+        let mut plane = plane(&[object]);
+        plane.apply(endpoints);
+        plane.reconciler.sync();
+        let found = read(&plane.status).usage.no_local;
+        assert_eq!(found, [want, [0, 0]], "{policies:?} with endpoints on {hosts:?}");
+        // The gauge falls with the Service.
+        plane.reconciler.take(Event::Service(Change::Deleted(key("s"))));
+        plane.reconciler.sync();
+        assert_eq!(read(&plane.status).usage.no_local, [[0, 0]; 2], "{policies:?}");
+    }
+}

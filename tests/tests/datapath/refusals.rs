@@ -2,14 +2,14 @@
 
 use proxy_common::{
     IPPROTO_TCP, IPPROTO_UDP,
-    config::{CONFIG_ANSWER_ECHO, NodeConfig},
+    config::{CONFIG_ANSWER_ECHO, CONFIG_TAKEOVER, NodeConfig},
     counter::Counter,
 };
-use weir_tests::packet::{ACK, Packet, Proto, RST};
+use weir_tests::packet::{ACK, FIN, Packet, Proto, RST, SYN, derived::fragments};
 
 use crate::{
-    FAMILIES, assert_untouched,
-    bench::{DROP, REDIRECT, Ran, with_bench},
+    FAMILIES, assert_is, assert_untouched,
+    bench::{DROP, NEXT, REDIRECT, Ran, with_bench},
     parsed,
 };
 
@@ -126,6 +126,64 @@ fn a_segment_of_no_known_connection_is_reset() {
             assert_reset(&ran, &request, Some(2_000), None);
         }
         assert_eq!(bench.count(Counter::RefuseNoFlow), 2);
+    });
+}
+
+#[test]
+fn conformance_183_a_connection_of_another_proxy_is_left_to_the_kernel_and_a_new_one_is_not() {
+    with_bench(|bench| {
+        let config: NodeConfig = bench.get("CONFIG", &0u32).unwrap();
+        let set = |flags| bench.put("CONFIG", &0u32, &NodeConfig { flags, ..config });
+        set(config.flags | CONFIG_TAKEOVER);
+        for family in FAMILIES {
+            bench.service(family.vip, IPPROTO_TCP, 1, 1, &[family.backend], false);
+            // As much for a port or endpoints that the Service does not have any more.
+            let gone = family.vip.replace(":80", ":81");
+            let empty = family.vip.replace("::1]", "::2]").replace(".0.1:", ".0.2:");
+            bench.service(&empty, IPPROTO_TCP, 2, 9, &[], false);
+            for to in [family.vip, &gone, &empty] {
+                for flags in [ACK, ACK | FIN, ACK | SYN, RST, ACK | RST] {
+                    let segment =
+                        Packet::new(Proto::Tcp, family.client, to).flags(flags).payload(b"late");
+                    assert_untouched(bench, "tc_ingress", &segment.build());
+                }
+            }
+            let segment = Packet::new(Proto::Tcp, family.client, family.vip).flags(ACK);
+            for fragment in fragments(&segment.payload(&[7; 200]).build(), 64, 7) {
+                assert_untouched(bench, "tc_ingress", &fragment);
+            }
+            // A reply that was put back, and one to the address kube-proxy masquerades with.
+            let reply = Packet::new(Proto::Tcp, family.vip, family.client).flags(ACK).payload(b"x");
+            assert_untouched(bench, "tc_egress", &reply.build());
+            let own =
+                if family.vip.starts_with('1') { "10.9.0.1:31000" } else { "[fd00:10:9::1]:1" };
+            let reply = Packet::new(Proto::Tcp, family.backend, own).flags(ACK).payload(b"x");
+            assert_untouched(bench, "tc_ingress", &reply.build());
+        }
+        assert_eq!(bench.count(Counter::PassNoFlow), 2 * 16);
+        assert_eq!(bench.count(Counter::RefuseNoFlow), 0);
+        // A port for masquerading that is a NodePort too.
+        bench.node_port(31_000, IPPROTO_TCP, 30, "10.1.2.11:8080");
+        let reply = Packet::new(Proto::Tcp, "10.1.2.12:8080", "10.9.0.1:31000").flags(ACK | SYN);
+        assert_untouched(bench, "tc_ingress", &reply.build());
+        // What is new is translated, and what belongs to it.
+        for family in FAMILIES {
+            for flags in [SYN, ACK] {
+                let packet = Packet::new(Proto::Tcp, family.client, family.vip).flags(flags);
+                let ran = bench.run("tc_ingress", &packet.build());
+                assert_is(&ran, NEXT, &packet.to(family.backend));
+            }
+            bench.service(family.vip, IPPROTO_UDP, 3, 3, &[family.backend], false);
+            let datagram = Packet::new(Proto::Udp, family.client, family.vip);
+            let ran = bench.run("tc_ingress", &datagram.build());
+            assert_is(&ran, NEXT, &datagram.to(family.backend));
+        }
+        // The period is over.
+        set(config.flags);
+        let mut late = Packet::new(Proto::Tcp, "10.1.1.10:40001", "10.96.0.1:80").flags(ACK);
+        late.payload = b"late".to_vec();
+        assert_reset(&bench.run("tc_ingress", &late.build()), &late, Some(2_000), None);
+        assert_eq!(bench.count(Counter::RefuseNoFlow), 1);
     });
 }
 

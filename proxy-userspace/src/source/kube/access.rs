@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Service};
 use kube::{
     Api, Client,
     api::ListParams,
@@ -46,6 +46,13 @@ impl KubeConfig {
         let list = nodes.list_metadata(&ListParams::default().limit(NAMES)).await;
         let list = list.context("list the Nodes")?;
         Ok(list.items.into_iter().filter_map(|node| node.metadata.name).collect())
+    }
+
+    /// All Services, once.
+    pub async fn services(&self) -> Result<Vec<Service>> {
+        let services: Api<Service> = Api::all(self.client().await?.0);
+        let list = services.list(&ListParams::default()).await.context("list the Services")?;
+        Ok(list.items)
     }
 
     /// With this API server instead of the kubeconfig's.
