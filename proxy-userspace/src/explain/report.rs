@@ -128,7 +128,7 @@ pub struct Endpoint {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Verdict {
-    /// `translate`, `pass`, `refuse` or `drop`, as in `weir_packets_total`.
+    /// `translate`, `pass`, `refuse` or `drop`, as in `weir_datapath_packets_total`.
     pub action: &'static str,
     /// The reason there, by the name of the counter.
     pub reason: &'static str,
