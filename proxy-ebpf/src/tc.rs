@@ -1,34 +1,44 @@
 //! The packet walk on the TC hooks; the picture is in the crate's documentation.
 
-use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
+mod decision;
+mod known;
+
+use aya_ebpf::bindings::TC_ACT_UNSPEC;
 use proxy_common::{
-    IPPROTO_TCP, IPPROTO_UDP,
+    IPPROTO_UDP,
     config::{
         CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, CONFIG_TAKEOVER,
         NodeConfig,
     },
     counter::Counter,
     device::{DEVICE_PODS, DEVICE_STACKED, ROLE_UPLINK},
-    flow::{FLOW_FULL_NAT, FLOW_REVERSE, FlowKey, SIDE_EGRESS, SIDE_INGRESS},
+    flow::{FLOW_REVERSE, FlowKey, SIDE_EGRESS, SIDE_INGRESS},
     service::{
         ADDRESS_CLUSTER_IP, ADDRESS_MASQUERADE, ADDRESS_NODE, ADDRESS_RETIRED, BACKEND_HOST,
         BACKEND_LOCAL, SERVICE_CLUSTER_IP,
     },
 };
 
+pub use self::{
+    decision::{Decision, pack},
+    known::toward,
+};
+use self::{
+    decision::{conclude, refuse, settle},
+    known::{known, rewrite_known},
+};
 use crate::{
     clock,
     conntrack::{self, Table},
-    counters::count,
     family::{Family, V4, V6},
     fragment, icmp,
     lb::{self, Choice, NoBackend},
-    maps::{CONFIG, DEVICES, Fib, Scratch},
+    maps::{CONFIG, DEVICES, Scratch},
     nat, owner,
     packet::{Skb, Unwritable},
-    parse::{ETH_P_IP_BE, ETH_P_IPV6_BE, Parsed, Part, Tcp, Udp, Unparsed},
+    parse::{ETH_P_IP_BE, ETH_P_IPV6_BE, Parsed, Part, Unparsed},
     refuse::{self, Refusal},
-    route::{self, NoHop},
+    route,
 };
 
 /// `PACKET_HOST` of the kernel's if_packet.h: addressed to us on the link.
@@ -70,23 +80,6 @@ pub fn egress(skb: &mut Skb, l3: usize) -> i32 {
     } else {
         NEXT
     }
-}
-
-/// What becomes of a packet of ours: the code to return and what to count. An error drops.
-pub type Decision = Result<(i32, Counter), Counter>;
-
-/// A decision in one register, which is what a subprogram can return.
-#[inline(always)]
-pub fn pack(decision: Decision) -> u64 {
-    let (code, counter) = decision.unwrap_or_else(|counter| (TC_ACT_SHOT, counter));
-    u64::from(code as u32) | (u64::from(counter as u32) << 32)
-}
-
-/// The one place where decisions are counted and become codes.
-#[inline(always)]
-fn conclude(packed: u64) -> i32 {
-    count((packed >> 32) as u32);
-    packed as i32
 }
 
 /// Makes headers linear if they are not, and parses.
@@ -269,123 +262,6 @@ fn egress_family<F: Family>(skb: &mut Skb, l3: usize) -> i32 {
         }
         None => NEXT,
     }
-}
-
-/// Length of the transport header, for the size of GSO segments.
-#[inline(always)]
-fn l4_header(skb: &Skb, parsed: &Parsed) -> usize {
-    use crate::packet::Packet as _;
-    if parsed.proto == IPPROTO_TCP {
-        match skb.view::<Tcp>(parsed.l4) {
-            Some(tcp) => (tcp.data_offset >> 4) as usize * 4,
-            None => size_of::<Tcp>(),
-        }
-    } else {
-        size_of::<Udp>()
-    }
-}
-
-/// A packet of the known flow in `s.row`.
-#[inline(always)]
-fn known<F: Family>(
-    skb: &mut Skb,
-    s: &mut Scratch<F::Addr>,
-    parsed: &Parsed,
-    table: Table,
-    now: u32,
-) -> u64 {
-    conntrack::refresh::<F>(s, parsed, table, now);
-    if s.row.flags & FLOW_FULL_NAT != 0 {
-        return known_full_nat::<F>(skb, parsed);
-    }
-    rewrite_known::<F>(skb, s, parsed)
-}
-
-/// Rewrites a packet that the kernel goes on to route.
-#[inline(always)]
-fn rewrite_known<F: Family>(skb: &mut Skb, s: &Scratch<F::Addr>, parsed: &Parsed) -> u64 {
-    pack(match nat::rewrite::<F, _>(skb, parsed, &s.key, &s.row, false) {
-        Ok(()) => Ok((NEXT, direction(s.row.flags))),
-        Err(Unwritable) => Err(Counter::DropRewrite),
-    })
-}
-
-#[inline(always)]
-fn direction(flags: u8) -> Counter {
-    if flags & FLOW_REVERSE != 0 { Counter::Reply } else { Counter::Forward }
-}
-
-/// The same for a flow whose packets are redirected; a function of its own for its stack frame.
-#[inline(never)]
-fn known_full_nat<F: Family>(skb: &mut Skb, parsed: &Parsed) -> u64 {
-    let Some(scratch) = F::scratch() else {
-        return pack(Err(Counter::DropRewrite));
-    };
-    // SAFETY: working memory of this CPU; the caller has handed it over.
-    let s = unsafe { &mut *scratch };
-    let decision = match toward::<F>(skb, &mut s.fib, parsed, &s.row.dst) {
-        Ok(()) => match nat::rewrite::<F, _>(skb, parsed, &s.key, &s.row, true) {
-            Ok(()) => Ok((route::redirect(&s.fib, &mut s.hop), direction(s.row.flags))),
-            Err(Unwritable) => Err(Counter::DropRewrite),
-        },
-        Err(no_way) => no_way.decide(),
-    };
-    pack(decision)
-}
-
-/// Why a packet cannot be redirected.
-pub enum NoWay {
-    /// There is no way, or it does not fit.
-    NoHop(NoHop),
-    /// It has come to the end of its life.
-    Ttl,
-}
-
-impl NoWay {
-    #[inline(always)]
-    fn decide(self) -> Decision {
-        match self {
-            Self::NoHop(NoHop::TooBig(mtu)) => refuse(Refusal::TooBig(mtu), Counter::RefuseTooBig),
-            Self::NoHop(NoHop::Unreachable) => Err(Counter::DropNoRoute),
-            Self::Ttl => Err(Counter::DropTtl),
-        }
-    }
-}
-
-/// Finds the way to `dst` for a packet that is redirected, and checks the packet as a router
-/// would; the way is left in `fib`.
-#[inline(always)]
-pub fn toward<F: Family>(
-    skb: &Skb,
-    fib: &mut Fib,
-    parsed: &Parsed,
-    dst: &F::Addr,
-) -> Result<(), NoWay> {
-    if F::ttl(skb, parsed.l3).unwrap_or(0) <= 1 {
-        return Err(NoWay::Ttl);
-    }
-    let header = l4_header(skb, parsed);
-    route::lookup::<F>(skb, fib, dst, parsed, header).map_err(NoWay::NoHop)
-}
-
-/// A refusal as a code: carried out by [`settle`], so that its stack frame does not lie on top of
-/// that of the function which decided it.
-const REFUSE: u32 = 0x5eed_0000;
-
-#[inline(always)]
-fn refuse(refusal: Refusal, counter: Counter) -> Decision {
-    Ok(((REFUSE | u32::from(refusal.to_mtu())) as i32, counter))
-}
-
-/// Carries out a refusal; concludes everything else. What must not be answered is dropped in
-/// silence.
-#[inline(always)]
-fn settle<F: Family>(skb: &mut Skb, parsed: &Parsed, key: &FlowKey<F::Addr>, packed: u64) -> i32 {
-    if packed as u32 & 0xffff_0000 != REFUSE {
-        return conclude(packed);
-    }
-    let counter = (packed >> 32) as u32;
-    conclude(refuse::refuse::<F>(skb, parsed, key, packed as u32 & 0xffff, counter))
 }
 
 /// A packet of no known flow. A function of its own for its stack frame; the result is packed

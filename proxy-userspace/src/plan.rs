@@ -6,25 +6,27 @@
 //! reverse.
 
 mod addresses;
+mod batch;
 mod cidrs;
 mod restore;
 mod table;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     time::Instant,
 };
 
-use proxy_common::service::{NameRow, Network, ServiceKey};
+use proxy_common::service::{NameRow, Network};
 
 use self::{
     addresses::AddressTable,
+    batch::Batch,
     table::{Desired, PortTable},
 };
 use crate::{
     alloc::{Full, Ids},
-    datapath::{Capacity, FamilyOp, Op},
+    datapath::{Capacity, Op},
     desired::{Claims, Front, fronts, wanted},
     family::{Family, V4, V6},
     model::{Finding, Node, NodeAddresses, ObjectKey, Service, ServicePort, Sources, World},
@@ -60,59 +62,6 @@ pub fn parse_name(row: &NameRow) -> Option<PortKey> {
     let (name, port) = rest.split_once(':').unwrap_or((rest, ""));
     let key = ObjectKey { namespace: namespace.to_owned(), name: name.to_owned() };
     Some((key, port.to_owned()))
-}
-
-/// Operations by stage.
-#[derive(Debug, Default)]
-struct Batch {
-    backends: Vec<Op>,
-    slots: Vec<Op>,
-    names: Vec<Op>,
-    services: Vec<Op>,
-    addresses: Vec<Op>,
-    gone_services: Vec<Op>,
-    gone_addresses: Vec<Op>,
-    gone_backends: Vec<Op>,
-    gone_names: Vec<Op>,
-}
-
-impl Batch {
-    fn into_ops(mut self) -> Vec<Op> {
-        // A front end that moved from one Service to another is put, not deleted.
-        let put4: HashSet<_> = self.services.iter().filter_map(put_key4).collect();
-        let put6: HashSet<_> = self.services.iter().filter_map(put_key6).collect();
-        self.gone_services.retain(|op| match op {
-            Op::V4(FamilyOp::DeleteService(key)) => !put4.contains(key),
-            Op::V6(FamilyOp::DeleteService(key)) => !put6.contains(key),
-            _ => true,
-        });
-        [
-            self.backends,
-            self.slots,
-            self.names,
-            self.services,
-            self.addresses,
-            self.gone_services,
-            self.gone_addresses,
-            self.gone_backends,
-            self.gone_names,
-        ]
-        .concat()
-    }
-}
-
-fn put_key4(op: &Op) -> Option<ServiceKey<[u8; 4]>> {
-    match op {
-        Op::V4(FamilyOp::PutService(key, _)) => Some(*key),
-        _ => None,
-    }
-}
-
-fn put_key6(op: &Op) -> Option<ServiceKey<[u8; 16]>> {
-    match op {
-        Op::V6(FamilyOp::PutService(key, _)) => Some(*key),
-        _ => None,
-    }
 }
 
 /// See the module.
