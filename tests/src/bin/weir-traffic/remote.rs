@@ -226,8 +226,8 @@ fn probe(probes: &[Probe], at_once: usize, timeout_ms: u64, gap: Duration) -> Ve
     sums.into_iter().map(inner).collect()
 }
 
-/// Asks again and again. A datagram may get lost where the machine is busy, so a UDP client asks
-/// once more before it gives up.
+/// Asks again and again. A packet may get lost where the machine is busy, so a client asks once more
+/// before it gives up; on a connection that is to stay, TCP sees to that.
 fn load(ask: &Ask, long: bool, every: Duration, end: &AtomicBool) -> Sum {
     let mut sum = Sum::default();
     let mut kept = if long { Some(Kept::open(ask).map_err(|e| kind(&e))) } else { None };
@@ -242,7 +242,8 @@ fn load(ask: &Ask, long: bool, every: Duration, end: &AtomicBool) -> Sum {
     };
     while !end.load(Ordering::Relaxed) {
         let mut outcome = question();
-        if ask.proto == Proto::Udp && outcome.as_ref().is_err_and(|fail| fail == "timeout") {
+        let once_more = ask.proto == Proto::Udp || !long;
+        if once_more && outcome.as_ref().is_err_and(|fail| fail == "timeout") {
             outcome = question();
         }
         sum.add(outcome);
