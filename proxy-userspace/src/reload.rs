@@ -4,18 +4,15 @@
 
 use std::{path::Path, time::Duration};
 
-use anyhow::{Context as _, Result};
-use notify::Watcher as _;
+use anyhow::Result;
 use serde_json::Value;
 use tokio::{sync::mpsc, time::timeout};
 
 use crate::{
     cli::Run,
     config::{Config, ConfigError},
+    source::watch::{self, POLL},
 };
-
-/// Reads again this often even if no notification came: network file systems give none.
-const POLL: Duration = Duration::from_secs(10);
 
 /// How long a file must be left alone before it is read: a writer may be half way.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -87,21 +84,9 @@ pub async fn follow(run: Run, mut now: Config) -> Result<()> {
 /// Watches the directory: a file of a ConfigMap is a link, and what is replaced is a directory
 /// that the link leads through.
 fn watch(path: &Path, wake: mpsc::Sender<()>) -> Result<notify::RecommendedWatcher> {
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Our own reading is no news.
-        if event.is_ok_and(|event| event.kind.is_access()) {
-            return;
-        }
-        // Full means that a wake-up is waiting already.
-        let _ = wake.try_send(());
-    })
-    .context("watch for file changes")?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = parent.unwrap_or(Path::new("."));
-    watcher
-        .watch(directory, notify::RecursiveMode::NonRecursive)
-        .with_context(|| format!("watch {}", directory.display()))?;
-    Ok(watcher)
+    watch::directory(directory, wake)
 }
 
 /// Compares what holds with what the file says now.

@@ -15,14 +15,13 @@ use std::{
 
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Service;
-use notify::Watcher as _;
 use tokio::sync::mpsc;
 
 use self::file::{FileError, Object, ObjectId, parse};
-use super::{Change, Event, EventSender};
-
-/// Reads again this often even if no notification came: network file systems give none.
-const POLL: Duration = Duration::from_secs(10);
+use super::{
+    Change, Event, EventSender,
+    watch::{self, POLL},
+};
 
 /// After a notification, how long the writer is given to finish.
 const SETTLE: Duration = Duration::from_millis(20);
@@ -217,14 +216,7 @@ pub async fn run(
         sent: BTreeMap::new(),
     };
     let (wake, mut woken) = mpsc::channel(1);
-    let mut watcher = notify::recommended_watcher(move |_| {
-        // Full means that a wake-up is waiting already.
-        let _ = wake.try_send(());
-    })
-    .context("watch for file changes")?;
-    watcher
-        .watch(path, notify::RecursiveMode::NonRecursive)
-        .with_context(|| format!("watch manifests in {}", path.display()))?;
+    let _watcher = watch::directory(path, wake).context("follow the manifests")?;
 
     let objects =
         directory.read().with_context(|| format!("read manifests in {}", path.display()))?;

@@ -3,6 +3,7 @@
 
 pub mod kube;
 pub mod manifest;
+pub mod watch;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
