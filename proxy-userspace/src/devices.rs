@@ -15,7 +15,7 @@ use proxy_common::{
         CONFIG_MASQUERADE_ALL, CONFIG_PODS_BY_DEVICE, CONFIG_PODS_BY_SOURCE, CONFIG_TAKEOVER,
         NodeConfig,
     },
-    device::{DEVICE_PODS, DeviceRow, ROLE_UPLINK},
+    device::{DEVICE_PODS, DeviceRow},
     service::Network as PodNetwork,
 };
 use tokio::{
@@ -35,7 +35,7 @@ use crate::{
     guard::{self, Guard},
     health::Health,
     model::{Node, NodeAddresses, Prefix},
-    net::{Network, Watcher},
+    net::{Network, Watcher, role_name},
     settings::{Behaviour, Detector},
     takeover,
 };
@@ -144,7 +144,7 @@ impl Follower {
             }
             self.failed.remove(&device.ifindex);
             if new {
-                let role = if row.role == ROLE_UPLINK { "uplink" } else { "workload" };
+                let role = role_name(row.role);
                 tracing::info!(
                     device = device.name,
                     ifindex = device.ifindex,

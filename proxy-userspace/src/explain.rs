@@ -7,6 +7,7 @@
 
 mod affinity;
 mod agent;
+mod counted;
 mod front;
 mod packet;
 mod question;
@@ -47,6 +48,7 @@ use crate::{
     family::{Family, V4, V6},
     inspect,
     model::Prefix,
+    net::role_name,
     plan::{PortKey, parse_name, port_name},
 };
 
@@ -171,7 +173,9 @@ impl Asked<'_> {
                 class,
                 device: match entry {
                     Entry::Socket => None,
-                    Entry::Packet(link, row) => Some(Device { name: link.name, role: role(&row) }),
+                    Entry::Packet(link, row) => {
+                        Some(Device { name: link.name, role: role_name(row.role) })
+                    }
                 },
             },
             destination: to.to_string(),
@@ -276,18 +280,13 @@ impl Asked<'_> {
         Ok(Pool { of: if local { "local" } else { "cluster" }, hints, endpoints })
     }
 
-    fn source_ranges(&self, all: &[(IpAddr, u8)], row: &ServiceRow, class: Class) -> SourceRanges {
-        let ranges: Vec<String> = all.iter().map(|(ip, len)| format!("{ip}/{len}")).collect();
-        let in_one = || {
-            let mut prefixes = ranges.iter().filter_map(|range| Prefix::parse(range));
-            prefixes.any(|prefix| prefix.contains(self.client))
-        };
+    fn source_ranges(&self, all: &[Prefix], row: &ServiceRow, class: Class) -> SourceRanges {
         let allowed = match class {
             // Its connections have the address of the device they leave by.
             Class::Node => row.flags & SERVICE_NODE_ALLOWED != 0,
-            _ => in_one(),
+            _ => all.iter().any(|range| range.contains(self.client)),
         };
-        SourceRanges { ranges, allowed }
+        SourceRanges { ranges: all.iter().map(ToString::to_string).collect(), allowed }
     }
 
     fn connect<F: Family>(&self, maps: &FamilyMaps, front: bool) -> Result<Done>
@@ -362,10 +361,6 @@ impl Asked<'_> {
             "the port of the client is taken there"
         }
     }
-}
-
-fn role(row: &DeviceRow) -> &'static str {
-    if row.role == ROLE_UPLINK { "uplink" } else { "workload" }
 }
 
 fn is_local(row: &ServiceRow, inside: bool) -> bool {

@@ -76,6 +76,15 @@ const TUNNELS: [&str; 14] = [
     "xfrm",
 ];
 
+/// What people call a role.
+pub fn role_name(role: u32) -> &'static str {
+    match role {
+        ROLE_UPLINK => "uplink",
+        ROLE_WORKLOAD => "workload",
+        _ => "unknown",
+    }
+}
+
 /// Which devices lead out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UplinkPatterns(Vec<String>);

@@ -3,7 +3,7 @@
 //! ([`CONFIG_TAKEOVER`](proxy_common::config::CONFIG_TAKEOVER)).
 //!
 //! It begins when the maps are pinned, and the pin itself remembers when that was. So it is the
-//! same for every agent that adopts the maps, and for one that `weir init` went before.
+//! same for every agent that adopts the maps, and for one that `weir run --init-only` went before.
 
 use std::{
     io,

@@ -169,10 +169,87 @@ pub fn is_local(endpoint: &Endpoint, place: Place<'_>) -> bool {
     endpoint.node.as_deref() == Some(place.node)
 }
 
-/// Chooses among the endpoints in `slices` for `port`, in one family.
+/// Where an endpoint stands in a pool, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Takes new flows: ready.
+    Ready,
+    /// Takes new flows: shutting down, and nobody in the pool is ready.
+    LastResort,
+    /// Hints mean it for others.
+    Hinted,
+    /// Runs elsewhere.
+    Elsewhere,
+    /// Shutting down, and somebody in the pool is ready.
+    Terminating,
+    /// Neither ready nor a last resort.
+    Unfit,
+}
+
+impl Standing {
+    /// Whether it takes new flows.
+    pub fn takes_new(self) -> bool {
+        matches!(self, Self::Ready | Self::LastResort)
+    }
+}
+
+/// What decides about the two pools of a service port in one family.
 ///
 /// Each pool falls back by itself to endpoints that are shutting down; hints count neither for the
 /// local pool nor for the fallback.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules<'a> {
+    place: Place<'a>,
+    /// Which hints the pool of the cluster follows.
+    pub topology: Topology,
+    /// Why hints that there are were not followed.
+    pub hints_ignored: Option<&'static str>,
+    /// Somebody is ready, in the pool of the cluster and in that of this node.
+    ready: [bool; 2],
+}
+
+impl<'a> Rules<'a> {
+    /// For these endpoints.
+    pub fn new<'e>(
+        endpoints: impl Iterator<Item = &'e Endpoint> + Clone,
+        place: Place<'a>,
+    ) -> Self {
+        let ready = endpoints.filter(|e| usage(e) == Use::Ready);
+        let (topology, hints_ignored) = topology(ready.clone(), place);
+        let cluster = ready.clone().any(|e| available(e, topology, place));
+        let local = ready.clone().any(|e| is_local(e, place));
+        Self { place, topology, hints_ignored, ready: [cluster, local] }
+    }
+
+    /// In the pool of the cluster.
+    pub fn cluster(&self, endpoint: &Endpoint) -> Standing {
+        if usage(endpoint) == Use::Ready && !available(endpoint, self.topology, self.place) {
+            return Standing::Hinted;
+        }
+        standing(endpoint, self.ready[0])
+    }
+
+    /// In the pool of this node.
+    pub fn local(&self, endpoint: &Endpoint) -> Standing {
+        if is_local(endpoint, self.place) {
+            standing(endpoint, self.ready[1])
+        } else {
+            Standing::Elsewhere
+        }
+    }
+}
+
+/// By its conditions, in a pool where somebody is ready or nobody is.
+fn standing(endpoint: &Endpoint, any_ready: bool) -> Standing {
+    match (usage(endpoint), any_ready) {
+        (Use::Ready, _) => Standing::Ready,
+        (Use::Fallback, false) => Standing::LastResort,
+        (Use::Fallback, true) => Standing::Terminating,
+        (Use::Known | Use::Never, _) => Standing::Unfit,
+    }
+}
+
+/// Chooses among the endpoints in `slices` for `port`, in one family.
 pub fn select<'a>(
     port: &ServicePort,
     slices: impl Iterator<Item = &'a Slice>,
@@ -181,8 +258,7 @@ pub fn select<'a>(
     wanted: Wanted,
 ) -> Targets {
     let endpoints = endpoints(port, slices, ipv4);
-    let ready = endpoints.values().copied().filter(|e| usage(e) == Use::Ready);
-    let (topology, hints_ignored) = topology(ready, place);
+    let rules = Rules::new(endpoints.values().copied(), place);
     let pick = |accept: &dyn Fn(&Endpoint) -> bool| -> Vec<Target> {
         endpoints
             .iter()
@@ -190,23 +266,16 @@ pub fn select<'a>(
             .map(|((addr, port), e)| Target { addr: *addr, port: *port, local: is_local(e, place) })
             .collect()
     };
-    let pool = |ready: &dyn Fn(&Endpoint) -> bool, fallback: &dyn Fn(&Endpoint) -> bool| {
-        let pool = pick(&|e| usage(e) == Use::Ready && ready(e));
-        if !pool.is_empty() {
-            return pool;
-        }
-        pick(&|e| usage(e) == Use::Fallback && fallback(e))
-    };
     let mut targets = Targets {
         any: endpoints.values().any(|e| matches!(usage(e), Use::Ready | Use::Fallback)),
-        hints_ignored: hints_ignored.filter(|_| wanted.cluster),
+        hints_ignored: rules.hints_ignored.filter(|_| wanted.cluster),
         ..Targets::default()
     };
     if wanted.cluster {
-        targets.cluster = pool(&|e| available(e, topology, place), &|_| true);
+        targets.cluster = pick(&|e| rules.cluster(e).takes_new());
     }
     if wanted.local {
-        targets.local = pool(&|e| is_local(e, place), &|e| is_local(e, place));
+        targets.local = pick(&|e| rules.local(e).takes_new());
     }
     targets.draining = pick(&|e| usage(e) != Use::Never);
     targets.draining.retain(|t| !targets.cluster.contains(t) && !targets.local.contains(t));

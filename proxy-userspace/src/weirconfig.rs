@@ -185,11 +185,12 @@ impl WeirConfiguration {
 
     /// The table sizes.
     pub fn sizes(&self) -> Sizes {
+        let default = Sizes::default();
         Sizes {
-            services: self.max_services.unwrap_or(65_536),
-            slots: self.max_slots.unwrap_or(262_144),
-            flows: self.max_flows.unwrap_or(262_144),
-            ..Sizes::default()
+            services: self.max_services.unwrap_or(default.services),
+            slots: self.max_slots.unwrap_or(default.slots),
+            flows: self.max_flows.unwrap_or(default.flows),
+            ..default
         }
     }
 

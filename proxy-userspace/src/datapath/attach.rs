@@ -303,10 +303,7 @@ impl Attacher {
         for hook in ["tc_ingress", "tc_egress"] {
             let name = format!("{hook}-{ifindex}");
             self.attached.remove(&name);
-            match fs::remove_file(self.paths.links().join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            sys::remove_pin(&self.paths.links().join(name))?;
         }
         Ok(())
     }
@@ -335,13 +332,7 @@ fn pin_program(paths: &PinPaths, name: &str, program: BorrowedFd<'_>) -> Result<
     let directory = paths.programs();
     fs::create_dir_all(&directory).map_err(error(&directory))?;
     let path = directory.join(name);
-    match fs::remove_file(&path) {
-        Err(source) if source.kind() != io::ErrorKind::NotFound => {
-            return Err(error(&path)(source));
-        }
-        _ => {}
-    }
-    sys::obj_pin(program, &path).map_err(error(&path))
+    sys::replace_pin(program, &path).map_err(error(&path))
 }
 
 /// Keeps other agents away while it lives.

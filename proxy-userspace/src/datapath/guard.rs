@@ -175,12 +175,7 @@ impl Attacher {
         if loss.what == What::MapPin {
             let map = pins.maps().find(|(name, _)| *name == loss.name);
             let (name, map) = map.ok_or("there is no such map")?;
-            let path = self.paths.map(name);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-                _ => {}
-            }
-            return Ok(sys::obj_pin(map.as_fd(), &path)?);
+            return Ok(sys::replace_pin(map.as_fd(), &self.paths.map(name))?);
         }
         let Some(place) = self.attached.get(&loss.name).map(|attached| attached.place.clone())
         else {

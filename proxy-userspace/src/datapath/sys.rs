@@ -9,7 +9,7 @@ mod batch;
 mod probe;
 
 pub use batch::{delete_batch, for_each_chunk, update_batch};
-pub use probe::{repair, socket_cookie, stay_on_cpu, test_run};
+pub use probe::{Ran, repair, socket_cookie, stay_on_cpu, test_run};
 
 use std::{
     ffi::CString,
@@ -178,6 +178,20 @@ pub fn obj_pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let mut attr =
         ObjAttr { pathname: path.as_ptr() as u64, bpf_fd: raw(fd), ..Default::default() };
     bpf(BPF_OBJ_PIN, &mut attr).map(drop)
+}
+
+/// Removes a pin, if it is there.
+pub fn remove_pin(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Pins an object in place of another.
+pub fn replace_pin(fd: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    remove_pin(path)?;
+    obj_pin(fd, path)
 }
 
 fn info<T: Default>(fd: BorrowedFd<'_>) -> io::Result<T> {

@@ -27,6 +27,7 @@ use crate::{
         source_of, sys,
     },
     family::Family,
+    model::Prefix,
 };
 
 /// What is at a destination.
@@ -143,7 +144,7 @@ where
 pub fn source_ranges<F: Family>(
     maps: &FamilyMaps,
     service: &ServiceRow,
-) -> io::Result<Option<Vec<(IpAddr, u8)>>>
+) -> io::Result<Option<Vec<Prefix>>>
 where
     SourceKey<F::Addr>: Row,
 {
@@ -152,5 +153,5 @@ where
     }
     let all: Vec<(SourceKey<F::Addr>, u32)> = rows(&maps.sources)?;
     let own = all.iter().map(|(key, _)| source_of(key)).filter(|(id, ..)| *id == service.service);
-    Ok(Some(own.map(|(_, len, addr)| (F::ip(addr), len)).collect()))
+    Ok(Some(own.filter_map(|(_, len, addr)| Prefix::new(F::ip(addr), len)).collect()))
 }

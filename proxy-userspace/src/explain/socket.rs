@@ -14,7 +14,7 @@ use proxy_common::{
 };
 use socket2::{Domain, Socket, Type};
 
-use super::question::Destination;
+use super::{counted::counted, question::Destination};
 use crate::{
     datapath::{
         pins::{FamilyMaps, Pins, rows},
@@ -51,7 +51,8 @@ where
                 drop(attempt(to)?);
             }
             let after = pins.counters_of(cpu)?;
-            return Ok(Outcome { counter: refused(&before, &after), endpoint: None });
+            let counted = counted(&before, &after, "socket", &["refuse", "drop"], REPEAT);
+            return Ok(Outcome { counter: counted.first().copied(), endpoint: None });
         }
     };
     let cookie = sys::socket_cookie(&socket).context("read the socket's cookie")?;
@@ -80,14 +81,4 @@ fn attempt(to: &Destination) -> Result<io::Result<OwnedFd>> {
         sys::repair(&socket).context("connect without packets (TCP_REPAIR; CAP_NET_ADMIN)")?;
     }
     Ok(socket.connect(&to.socket.into()).map(|()| socket.into()))
-}
-
-/// What was counted with every attempt.
-fn refused(before: &[(Counter, u64)], after: &[(Counter, u64)]) -> Option<Counter> {
-    let mut grown = before.iter().zip(after).filter(|((counter, old), (_, new))| {
-        counter.hook() == "socket"
-            && matches!(counter.verdict(), "refuse" | "drop")
-            && new - old >= u64::from(REPEAT)
-    });
-    grown.next().map(|((counter, _), _)| *counter)
 }

@@ -7,7 +7,7 @@ use proxy_common::{
     Row,
     config::{CONFIG_LOCALHOST_NODE_PORTS4, CONFIG_LOCALHOST_NODE_PORTS6, NodeConfig},
     counter::Counter,
-    device::{DEVICE_STACKED, DeviceRow, ROLE_UPLINK, ROLE_WORKLOAD},
+    device::{DEVICE_STACKED, DeviceRow},
     flow::{FlowKey, FlowRow},
     service::{AffinityKey, AffinityRow, BACKEND_GONE},
     socket::{SocketKey, SocketRow},
@@ -24,6 +24,7 @@ use crate::{
         sys,
     },
     family::{Family, V4, V6},
+    net::role_name,
 };
 
 /// Everything `weir status` shows.
@@ -194,11 +195,7 @@ fn device(
     Device {
         name,
         ifindex,
-        role: match row.role {
-            ROLE_UPLINK => "uplink",
-            ROLE_WORKLOAD => "workload",
-            _ => "unknown",
-        },
+        role: role_name(row.role),
         stacked: row.flags & DEVICE_STACKED != 0,
         hooks,
         attached,

@@ -1,10 +1,10 @@
-//! Why each endpoint is in a pool or is not: the same rules as [`select`](super::select), in words.
+//! Why each endpoint is in a pool or is not: its [`Standing`], in words.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Place, Topology, Use, available, endpoints, is_local, topology, usage};
+use super::{Place, Rules, Standing, Topology, endpoints};
 use crate::model::{Endpoint, Service, Slice};
 
 /// The endpoints of a Service, as its node sees them.
@@ -61,12 +61,6 @@ pub struct Membership {
     pub why: String,
 }
 
-impl Membership {
-    fn new(member: bool, why: impl Into<String>) -> Self {
-        Self { member, why: why.into() }
-    }
-}
-
 /// All endpoints of a Service.
 pub fn explain<'a, I: Iterator<Item = &'a Slice>>(
     service: &Service,
@@ -78,26 +72,23 @@ pub fn explain<'a, I: Iterator<Item = &'a Slice>>(
     for port in &service.ports {
         for ipv4 in [true, false].into_iter().filter(|ipv4| families(*ipv4)) {
             let all = endpoints(port, slices(), ipv4);
-            let ready = all.values().copied().filter(|e| usage(e) == Use::Ready);
-            let (topology, hints_ignored) = topology(ready.clone(), place);
-            let cluster_ready = ready.clone().any(|e| available(e, topology, place));
-            let local_ready = ready.clone().any(|e| is_local(e, place));
+            let rules = Rules::new(all.values().copied(), place);
             let rows = all.iter().map(|((addr, number), endpoint)| EndpointReasons {
                 address: SocketAddr::new(*addr, *number),
                 node: endpoint.node.clone(),
-                cluster: in_cluster_pool(endpoint, topology, place, cluster_ready),
-                local: in_local_pool(endpoint, place, local_ready),
+                cluster: membership(endpoint, rules.cluster(endpoint), rules.topology),
+                local: membership(endpoint, rules.local(endpoint), rules.topology),
             });
             ports.push(PortReasons {
                 port: port.name.clone(),
                 ipv4,
-                topology: match topology {
+                topology: match rules.topology {
                     Topology::Any => "any",
                     Topology::Node => "node",
                     Topology::Zone => "zone",
                 }
                 .to_owned(),
-                hints_ignored: hints_ignored.map(ToOwned::to_owned),
+                hints_ignored: rules.hints_ignored.map(ToOwned::to_owned),
                 endpoints: rows.collect(),
             });
         }
@@ -110,48 +101,23 @@ pub fn explain<'a, I: Iterator<Item = &'a Slice>>(
     }
 }
 
-fn in_cluster_pool(
-    endpoint: &Endpoint,
-    topology: Topology,
-    place: Place<'_>,
-    any_ready: bool,
-) -> Membership {
-    if usage(endpoint) == Use::Ready && !available(endpoint, topology, place) {
-        let (what, hints) = match topology {
-            Topology::Node => ("node", &endpoint.for_nodes),
-            _ => ("zone", &endpoint.for_zones),
-        };
-        return Membership::new(false, format!("hint: for {what} {}", hints.join(", ")));
-    }
-    by_conditions(endpoint, any_ready)
-}
-
-fn in_local_pool(endpoint: &Endpoint, place: Place<'_>, any_ready: bool) -> Membership {
-    if is_local(endpoint, place) {
-        return by_conditions(endpoint, any_ready);
-    }
-    Membership::new(
-        false,
-        match &endpoint.node {
+fn membership(endpoint: &Endpoint, standing: Standing, topology: Topology) -> Membership {
+    let why = match standing {
+        Standing::Ready => "ready".to_owned(),
+        Standing::LastResort => "terminating, still serving, and none is ready".to_owned(),
+        Standing::Hinted if topology == Topology::Node => {
+            format!("hint: for node {}", endpoint.for_nodes.join(", "))
+        }
+        Standing::Hinted => format!("hint: for zone {}", endpoint.for_zones.join(", ")),
+        Standing::Elsewhere => match &endpoint.node {
             Some(node) => format!("on another node: {node}"),
             None => "on no node of the cluster".to_owned(),
         },
-    )
-}
-
-/// What its conditions say, in a pool that has ready members or has none.
-fn by_conditions(endpoint: &Endpoint, any_ready: bool) -> Membership {
-    match (usage(endpoint), any_ready) {
-        (Use::Ready, _) => Membership::new(true, "ready"),
-        (Use::Fallback, false) => {
-            Membership::new(true, "terminating, still serving, and none is ready")
-        }
-        (Use::Fallback, true) => Membership::new(false, "terminating"),
-        (Use::Known | Use::Never, _) if endpoint.terminating => {
-            Membership::new(false, "terminating, not serving")
-        }
-        (Use::Known | Use::Never, _) => Membership::new(false, "not ready"),
-    }
+        Standing::Terminating => "terminating".to_owned(),
+        Standing::Unfit if endpoint.terminating => "terminating, not serving".to_owned(),
+        Standing::Unfit => "not ready".to_owned(),
+    };
+    Membership { member: standing.takes_new(), why }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! neighbours, and with map rows that the test writes.
 
 use std::{
-    fmt,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
     process::Command,
@@ -27,28 +26,12 @@ use proxy_common::{
         SERVICE_NODE_PORT, ServiceKey, ServiceRow,
     },
 };
+pub use proxy_userspace::datapath::sys::Ran;
 use proxy_userspace::datapath::{loader, sys};
 use weir_tests::netns::{Netns, run, unique_prefix};
 
 /// Device that packets enter by.
 const DEVICE: &str = "eth0";
-
-/// What a program did with a packet.
-pub struct Ran {
-    /// Return code; -1 is "next".
-    pub code: i32,
-    /// The packet after it.
-    pub frame: Vec<u8>,
-    /// Nanoseconds per run.
-    pub duration: Duration,
-}
-
-impl fmt::Debug for Ran {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "verdict {}, frame ", self.code)?;
-        self.frame.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
-    }
-}
 
 /// TCX_NEXT, TC_ACT_UNSPEC.
 pub const NEXT: i32 = -1;
@@ -296,7 +279,7 @@ impl Bench {
 
     /// Runs it many times, each time on what the time before has left.
     pub fn repeat(&self, program: &str, frame: &[u8], repeat: u32) -> Ran {
-        raw::test_run(self.program(program), frame, self.ifindex, repeat, 0)
+        sys::test_run(self.program(program), frame, self.ifindex, repeat, 0)
             .unwrap_or_else(|e| panic!("{program}: {e}"))
     }
 
@@ -304,7 +287,7 @@ impl Bench {
     /// afterwards. A kernel that cannot check that runs it as any other.
     pub fn run_summed(&self, program: &str, frame: &[u8]) -> Ran {
         let (fd, index) = (self.program(program), self.ifindex);
-        match raw::test_run(fd, frame, index, 1, raw::CHECKSUM_COMPLETE) {
+        match sys::test_run(fd, frame, index, 1, raw::CHECKSUM_COMPLETE) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => self.run(program, frame),
             result => result.unwrap_or_else(|e| panic!("{program} on {frame:02x?}: {e}")),
         }
@@ -320,7 +303,7 @@ impl Bench {
     /// Nanoseconds per run of a program that does nothing.
     pub fn bare(&self, frame: &[u8], repeat: u32) -> Duration {
         let program = raw::bare_program().unwrap();
-        raw::test_run(program.as_fd(), frame, self.ifindex, repeat, 0).unwrap().duration
+        sys::test_run(program.as_fd(), frame, self.ifindex, repeat, 0).unwrap().duration
     }
 }
 

@@ -1,9 +1,10 @@
 //! What `weir explain` asks of the kernel: one run of a program, and connections without packets.
 
 use std::{
-    io,
+    fmt, io,
     mem::{MaybeUninit, size_of},
     os::fd::{AsRawFd, BorrowedFd},
+    time::Duration,
 };
 
 use super::{bpf, raw};
@@ -27,6 +28,10 @@ struct TestRunAttr {
     ctx_size_out: u32,
     ctx_in: u64,
     ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    reserved: u32,
 }
 
 /// Length of `struct __sk_buff` up to what we set and what follows it; the kernel takes a shorter
@@ -34,27 +39,57 @@ struct TestRunAttr {
 const CONTEXT: usize = 192;
 /// Offset of `ifindex` in it.
 const IFINDEX: usize = 40;
+/// By how much a program may lengthen a frame.
+const ROOM: usize = 256;
 
-/// Runs a program on a frame that came in by a device, `repeat` times; gives what it returned.
+/// What a program made of a frame.
+pub struct Ran {
+    /// Return code; -1 is "next".
+    pub code: i32,
+    /// The frame after it.
+    pub frame: Vec<u8>,
+    /// Time of one run.
+    pub duration: Duration,
+}
+
+impl fmt::Debug for Ran {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "verdict {}, frame ", self.code)?;
+        self.frame.iter().try_for_each(|octet| write!(f, "{octet:02x}"))
+    }
+}
+
+/// Runs a program on a frame that came in by a device, `repeat` times. `flags` are those of
+/// BPF_PROG_TEST_RUN.
 pub fn test_run(
     program: BorrowedFd<'_>,
     frame: &[u8],
     ifindex: u32,
     repeat: u32,
-) -> io::Result<i32> {
+    flags: u32,
+) -> io::Result<Ran> {
+    let mut out = vec![0u8; frame.len() + ROOM];
     let mut context = [0u8; CONTEXT];
     context[IFINDEX..IFINDEX + 4].copy_from_slice(&ifindex.to_ne_bytes());
     let mut attr = TestRunAttr {
         prog_fd: raw(program),
         data_size_in: frame.len() as u32,
+        data_size_out: out.len() as u32,
         data_in: frame.as_ptr() as u64,
+        data_out: out.as_mut_ptr() as u64,
         repeat,
         ctx_size_in: context.len() as u32,
         ctx_in: context.as_ptr() as u64,
+        flags,
         ..Default::default()
     };
     bpf(BPF_PROG_TEST_RUN, &mut attr)?;
-    Ok(attr.retval as i32)
+    out.truncate(attr.data_size_out as usize);
+    Ok(Ran {
+        code: attr.retval as i32,
+        frame: out,
+        duration: Duration::from_nanos(u64::from(attr.duration)),
+    })
 }
 
 /// Keeps this thread on the CPU it runs on, and says which that is.

@@ -1,3 +1,5 @@
+use proxy_common::device::{ROLE_UPLINK, ROLE_WORKLOAD};
+
 use super::*;
 use proxy_common::service::Network;
 use serde_json::json;
